@@ -36,6 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = {"losses.py": ["tests/test_losses.py"],
          "rewards.py": ["tests/test_answers.py", "tests/test_rewards.py"],
+         "graders/lexer.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "graders/answer.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "graders/equal.py": ["tests/test_answers.py", "tests/test_hedges.py"],
          "engine/policy.py": ["tests/test_policy.py"]}

@@ -34,194 +34,13 @@ base); or one with parts: ("list", separator or brackets, parts), ("chain", rela
 import functools
 import itertools
 import re
-import unicodedata
-from collections import namedtuple
 from fractions import Fraction
-from pathlib import Path
+
+from graders import lexer
+from graders.lexer import BEHIND, LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
 
 LONGEST = 5000  # characters of an answer
 cached = functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
-# kind: num, name, run (of letters), word (in \text), FUNC, ..., or the sign; gap: behind a space?
-Token = namedtuple("Token", "kind text gap", defaults=("", False))
-
-
-def table(name):
-    """The lines "kind: words" of a file of this folder -> {kind: words}"""
-    rows = (line.partition(": ") for line in Path(__file__).with_name(name).read_text(
-        encoding="utf-8").splitlines() if line[0] != "#")
-    return {kind: words.split(" ") for kind, _, words in rows}
-
-
-def aliases(kind):
-    """Words "m/meter/metre" of words.txt -> {spelling: m}"""
-    return {name: names.split("/")[0] for names in WORDS[kind] for name in names.split("/")}
-
-
-WORDS, SPELLINGS = table("words.txt"), table("spellings.txt")
-KINDS = {spelling: kind for kind, spellings in SPELLINGS.items() for spelling in spellings}
-KINDS |= aliases("name")
-NAMED = {name: kind for kind in ("FUNC", "unit", "name", "const", "word")
-         for name in aliases(kind).values()}
-UNITS = {prefix + name: short + symbol for prefix, short in aliases("PREFIXES").items()
-         for name, symbol in aliases("SYMBOLS").items() if len(prefix) < 2 or len(name) > 2}
-UNITS |= aliases("COUNTED")
-NUMBERS, NAMED_SETS, SQUARES = map(aliases, ("NUMBERS", "SETS", "SQUARES"))
-PIECE = re.compile(r"""
-    (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta)(?=[a-z]{4})
-        |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
-        |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
-        |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
-        |\bm\ *(?=\\angle|∠)|np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)
-        |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)
-        |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
-        |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
-    |(?P<mixed>(?:[0-9]+\s*)?\{[0-9]+⁄[0-9]+\}
-        |(?<![/.])\b[0-9]+(?:(?:\s|\\,)+[0-9]+\ */\ *[0-9]+(?![0-9])
-        |\s*(?:\\[,!]\s*)*\\(?:[dtcsx]|nice)?frac(?:\ *(?:\{\ *[0-9]+\ *\}|[0-9])){2}))
-    |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
-        |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
-        |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:])
-        (?:[\s~$]*(?:\\,|\\\ )?(?:\\(?:text(?:rm)?|mathrm)\ *\{\ *)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
-    |(?P<num>(?:(?<=[(\[{])|(?<=[(\[{]-))[0-9]{1,3}  # of (1,234)
-            (?=,[1-9][0-9]{2}(?:\ |\\right|\\[,;!\ ])*(?:[)\]]|\\\}))
-        |(?<=frac|sqrt)[0-9]|(?<=frac\ )[0-9]|(?<=frac\ [0-9])[0-9]|(?<=frac[0-9])[0-9]
-        |(?<=binom)[0-9]|(?<=binom[0-9])[0-9]
-        |(?!0\\[;:\ ])[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\,\s*|\\[;:\ ]|[\ ~])[0-9]{3})+
-            (?![0-9])(?:\.[0-9]+)?
-        |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
-    |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
-        (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
-    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
-        \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
-        |(?<=P\()[A-Z]\ ?(?:\||\\mid)\ ?[A-Z](?=\)))  # given
-    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
-    |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
-    |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
-    |(?P<cell_if>&\s*(?:\\q?quad\s*|\\[,;\ ]\s*)*(?:\\text\ *\{\s*(?:if|when)\ *(?:\}|(?=[^{}]*\}))
-        |(?:if|when)\b))
-    |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
-    |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
-    |(?P<vector_ends>>(?=[\s$.]*\Z))
-    |(?P<numbers>(?:\\mathbb\ *\{?\ *[NZQRC]\ *\}?|[ℝℕℤℚℂ]|\A\s*\\mathbf\ *\{R\}(?=[\s.]*\Z)
-        |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
-            [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
-        (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast|>\ *0)\ *\}?|\*(?=[)\s]*$))?)
-    |(?P<degree>\^\ *(?:\{\ *(?:\\circ|°)\ *\}|\\circ(?![A-Za-z])|°))
-    |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+)
-        (?(group)\ *\}))
-    |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
-    |(?P<accent>\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
-        (?![A-Za-z])\ *(?:\{[^{}]*\}|\\?[A-Za-z]+)|∠\ *\w+)
-    |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))
-    |(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
-    |(?P<brace>[{}](?![,:]\}))
-    |(?P<sign>\\\{\s*\\\}|[aApP]\.\ ?[mM]\b|per\ cent|(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)
-        |US\\\$|\\mathbb\ *\{?\ *[EP]\ *\}?|\\not\ *=|\\?[A-Za-z]+|\\.
-        |\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
-
-
-LETTERS = ("word", "run", "name")
-UNSEEN = ("skip", "FONT")  # these only part tokens
-WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
-               "[¼-¾⅐-⅞]": "{%s}"}
-
-
-def read_piece(kind, piece, font=False):
-    """The kind and text of a piece's token: of a number, as Fraction reads it. font: in \\text?"""
-    match kind:
-        case "num":
-            digits = re.sub(r"^0(,|\{,\})", "0.", piece.replace("−", "-"))  # 0,111
-            return kind, re.sub(r"\\[!,;: ]|[{},~\s]", "", digits)
-        case "mixed":  # 1 2/3, 1\frac23
-            whole, part, of = re.fullmatch(
-                r"(\d*)\D*?(\d++(?=\D+\d)|\d)\D*(\d+)\D*", piece).groups()
-            return "num", f"{int(whole or 0) * int(of) + int(part)}/{of}"
-        case "repeating":  # 0.8(3), 0.8333...
-            piece = re.sub(r"(\d{1,9}?)\1+[^\d)}]+$", r"(\1)", piece)
-            whole, tail, *period = re.split(r"\.|\D+", piece)
-            digits, period = whole + tail, "".join(period)
-            nines = 10 ** len(tail) * (10 ** len(period) - 1)
-            return "num", f"{int(digits + period) - int(digits or 0)}/{nines}"
-        case "clock":
-            return "word", re.sub(r"^0|\\[a-z]+|[^0-9apm:]", "", piece.lower())
-        case "numbers":
-            letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
-            return kind, letter + "+" * bool(more)  # N^*
-        case "derivative" | "accent" | "mark" | "sub":
-            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|rm)\b|\|", "", piece)
-            piece = re.sub(r"\\?[A-Za-z]+|∠", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
-            piece = piece.replace("skip", "")  # S_{\triangle ABC}
-            return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
-        case "sign":
-            name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
-            kind = KINDS.get(piece, KINDS.get(name))
-            if (kind or name) in NAMED:
-                return NAMED[kind or name], kind or name
-            if not kind and re.match("[A-Za-z]", piece):
-                return "word" if font else "run" if len(name) > 1 else "name", name
-            return kind or piece, piece
-    return KINDS.get(kind, kind), piece
-
-
-def tokens(text):
-    """-> the Tokens of a text, without its markup."""
-    if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
-    for signs, form in WRITTEN_OUT.items():
-        text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
-    found, fonts, before, at = [], [], "", 0  # fonts: of each open brace, is it a font's?
-    while match := PIECE.match(text, at):
-        kind, piece = match.lastgroup, match[0]
-        at += len(piece)
-        if piece == "{":
-            fonts.append(before == "FONT")
-        if kind == "brace":
-            kind = piece if fonts and not fonts[-1] else "skip"
-        else:
-            kind, piece = read_piece(kind, piece, any(fonts))
-        if piece == "}":
-            del fonts[-1:]
-        if kind == "word" and found[1:] and found[-1].text in ("\\mu", "mu"):  # \mu\text{m}
-            piece = "μ" + piece
-            del found[-1]
-        last = LAST.match(text, at)
-        if found and (kind in LETTERS or piece == "sec" and last):
-            kind, piece = measured(found, kind, piece, before in UNSEEN, last)
-            if kind == "unit" and (thing := THING.match(text, at)):
-                at = thing.end()
-        if kind not in UNSEEN:
-            found.append(Token(kind, piece, before in UNSEEN))
-        before = kind
-    return found
-
-
-THING = re.compile(  # 8 slices of pizza
-    r"(?: *\})? *\b(?:\\text *\{ *)?(?:of|a) (?!no|infini|two|[a-z]*(?:llion|teen|dozen|thousand"
-    r"|hundred)s?\b)[a-z]{3,}(?=[]}\\)\s.$*]*\Z)")
-LAST = re.compile(r"\}?(?:\^ ?\{?-?\d\}?)?[])$\s.}*\\]*\Z|/s")
-ALONE = re.compile(r"(?:(?:.* )?[=≈] )?(?:- )?num(?: \* num \^.*)?")  # 3 \times 10^8 m
-PLURAL = re.compile("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s")
-
-
-def measured(found, kind, word, gap, last):
-    """The kind and text of letters behind Tokens: of a unit, million or square behind a number.
-    gap: behind a space? last: at the end of all, or m of m/s?"""
-    before, start = found[-1].kind, found[-2].kind if found[1:] else ""
-    pair = (start, before)
-    if before in ("square", *BEHIND) or kind == "word" and (
-            pair in (("/", "("), ("frac", "{"), ("}", "{")) or before in WORD_BEHIND and (
-                {"word", "run"}.isdisjoint(t.kind for t in found))):  # but not no such n exists
-        for name, numbers in (("square", SQUARES), ("million", NUMBERS)):
-            if word.lower() in numbers:
-                return name, word
-        letter = before == "°" or before == "/" and start == "unit" or gap and last and (
-            last[0] == "/s" or ALONE.fullmatch(" ".join(t.kind for t in found)))
-        if kind != "name" or word == "min":
-            letter = kind == "word" or gap or not word.isupper()
-        if letter and (name := unit_name(word)):
-            return "unit", name
-    return kind, word
 
 
 def num(value):
@@ -241,14 +60,6 @@ def combined(kind, left, right):
     return (kind, left, right)
 
 
-def unit_name(word):
-    """The unit that a word names, or the plural of what is counted, as in 3 candies; else None."""
-    small = word.lower() if word.istitle() and len(word) > 1 else word
-    plural = PLURAL.fullmatch(small) and small[:-1] not in WORDS["NO THINGS"] and small
-    forms = word, word.removesuffix("s"), small, small.removesuffix("s")
-    return next((UNITS[form] for form in forms if form in UNITS), plural)
-
-
 def replaced(node, new):
     """A value with others for some of its parts."""
     if new and isinstance(node, tuple) and node not in new:
@@ -266,8 +77,6 @@ def inside(node):
 
 SEPARATORS, RELATIONS = [",", "and", "or"], [*"=≈<>≤≥≠∈≡"]
 ENDS = ["", "∖", *") ] } \\} row end".split(), *SEPARATORS, *RELATIONS]
-BEHIND = "num unit / * } ) const ° million square %".split()  # behind these a unit may stand
-WORD_BEHIND = ["!", "name", "end"]  # as behind these, if it is a word: 2^n ways
 FACTORS = ("FUNC matrix system ( [ { | word run name unit million square frac binom const "
            "√ ⌊ ⌈").split()
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
@@ -332,7 +141,7 @@ class Parser:
             if self.kind in FACTORS or self.kind == "num" and not measure and (
                     before not in ("num", "°", "%") or self.peek(-2).kind == "^"):  # 2^3 5^2
                 if self.kind == "run" and least == ARGUMENT:  # sinxcosx
-                    self.segment()
+                    self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
                 binds = IMPLICIT if self.kind in BRACKETS else ARGUMENT
             parts = self.kind == "num" and measure and least <= LIST  # 3 hours 20 minutes
             if binds < least and not parts:
@@ -417,7 +226,7 @@ class Parser:
     def prefix(self, least=POWER):
         """A value, or the sign before a product of factors that bind at least so firmly."""
         if self.kind == "run":
-            self.segment()
+            self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
         before, token = self.peek(-1).kind, self.take()
         match token.kind:
             case "+" | "-" if before != "-":
@@ -478,14 +287,6 @@ class Parser:
         if node[0] == "word" and (node[2:] or opening == "{" and unit_name(node[1])):
             return node[2] if node[2:] else ("name", " " + unit_name(node[1]))
         return node
-
-    def segment(self):
-        """Cuts the next run of letters: a function or one letter."""
-        text = self.text
-        at = next(at for at in range(min(len(text), 10), 0, -1) if at == 1 or read_piece(
-            "sign", text[:at])[0] in ("name", "FUNC", "const", "√"))
-        rest = [Token("run", text[at:])] * (at < len(text))
-        self.tokens[self.i:self.i + 1] = [Token(*read_piece("sign", text[:at])), *rest]
 
     def name(self, name):
         """A letter with subscript and primes, a function of it, or the constant that it is."""
@@ -578,15 +379,15 @@ def read(text):
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
             value = picked[2] and read(picked[2])
             words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
-            strange = [x for x in words if x not in NAMED and not unit_name(x)]
+            strange = [x for x in words if x not in lexer.NAMED and not unit_name(x)]
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
                     value[0] == "word" or value[0] != "unread" and not strange):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
-            return ("based", based[1], int(aliases("BASES").get(based[2], based[2])))
+            return ("based", based[1], int(lexer.BASES.get(based[2], based[2])))
         if where := len(whole) < 300 and WHERE.fullmatch(whole):
-            numbers = [NAMED_SETS[x] for x in re.findall(r"[A-Za-z]+\+?", where[4] + where[2])
-                       if x in NAMED_SETS]
+            numbers = [lexer.NAMED_SETS[x] for x in re.findall(r"[A-Za-z]+\+?", where[4] + where[2])
+                       if x in lexer.NAMED_SETS]
             if (value := read(where[1]))[0] == "unread":
                 raise ValueError("a condition on what is unread")
             return ("where", value, ("name", where[3]), [*numbers, "R"][0])

@@ -15,7 +15,8 @@ from functools import partial
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import SEPARATORS, UNITS, WORDS, cached, inside, negative, num, read, replaced
+from graders.answer import SEPARATORS, cached, inside, negative, num, read, replaced
+from graders.lexer import UNITS, WORDS
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
 LOW.dps, HIGH.dps = 120, 200
@@ -119,10 +120,11 @@ def tried(node, at=(), real=False):
         return str(e)
     if exact(high):
         return high
-    if abs(low - high) <= AGREE * abs(high):
-        return high
-    noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
-    return Fraction(0) if noise else "large"
+    if abs(low - high) > AGREE * abs(high):
+        noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
+        return Fraction(0) if noise else "large"
+    near = HIGH.nint(high.real)
+    return Fraction(int(near)) if 0 < abs(near) < 10**20 and abs(high - near) < SAME else high
 
 
 @cached
@@ -480,7 +482,7 @@ def same_but_constants(x, y, named_function=False):
 
 
 # names, not constants, in a gold answer: with an index, as one, left of =, or squared in i^2 + 1
-NAMED = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
+NAME_IN = {"e": r"(?<![A-Za-z\\])e *[_=]", "i": r"(?<![A-Za-z\\])i *(?:_|=|\^ *\{?2)|_ *\{?i\b"}
 # 1,234 may be two numbers, 1,034 not
 TWO = r"(?<![0-9])(?!0[0-9]|[0-9,]*,0)[0-9]{1,3}(?:,[0-9]{3})++(?!\.?[0-9])"
 
@@ -489,8 +491,8 @@ RULES = (conditions, words, real_sets, equations, lists, quantities)
 
 def equal(pred, gold):
     """Are two bare answers the same? Never raises."""
-    names = {("const", letter): ("name", letter) for letter in NAMED
-             if re.search(NAMED[letter], str(gold))}
+    names = {("const", letter): ("name", letter) for letter, is_named in NAME_IN.items()
+             if re.search(is_named, str(gold))}
     readings = ({replaced(read(form), names): 0 for form in (text, re.sub(
         TWO, lambda n: n[0].replace(",", ", "), text))} for text in (
             str(pred), str(gold)))

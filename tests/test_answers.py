@@ -1,4 +1,4 @@
-"""graders/answer.py, graders/equal.py and the verifiers of final answers: how answers are read,
+"""graders/lexer.py, answer.py, equal.py and the verifiers of final answers: how answers are read,
 what is equal, and what is taken for the answer."""
 
 import json
@@ -13,7 +13,7 @@ import rewards
 from conftest import BENCHMARKS, ROOT, needs_benchmarks
 from graders import answer as grammar
 from graders import equal as grading
-from graders import worker
+from graders import lexer, worker
 from graders.equal import readable
 from helpers import counted
 from rewards import REWARDS, cell, entries, equal, final_answer
@@ -31,8 +31,8 @@ def test_equal(line):
 
 
 def test_the_grammar_has_examples_takes_them_and_stands_on_the_page():
-    for kind in grammar.SPELLINGS:
-        assert any(spelling in form for spelling in [kind, *grammar.SPELLINGS[kind]]
+    for kind, spellings in lexer.SPELLINGS.items():
+        assert any(spelling in form for spelling in [kind, *spellings]
                    for form in FORMS), kind
     table = grammar.__doc__.split("\n\n")[2]
     examples = [columns[-1] for line in table.splitlines()
