@@ -11,7 +11,7 @@ from engine.loading import Compute, load
 from engine.policy import Batch, Policy, compute_logprobs, minibatches
 from engine.trainer import Trainer, lr_factor
 from harness.checkpoint import read_pickle
-from harness.flags import Parser, check_known
+from harness.flags import Parser, add_method_flags
 from losses import (
     AXES,
     METHODS,
@@ -29,16 +29,13 @@ LOW, HIGH = 0.2, 0.8  # ACPO's low- and high-probability tokens
 
 def bound(text, methods=METHODS):
     """The method of a text with its flags, as "grpo --eps_low 0.05"; other flags are those of the
-    row in methods. Raises ValueError for a name or a flag that there is not."""
+    row in methods. Raises ValueError for a name that there is not, and refuses such a flag."""
     name, *flags = text.split() or [""]
     if name not in methods:
         raise ValueError(f"no such method: {name}; there are {', '.join(methods)}")
     method, parser = methods[name], Parser("anatomy")
-    for flag, value in method.flags.items():
-        parser.flag(flag, value, "", type=float if value is None else None)
-    values, unknown = parser.parse_known_args(flags)
-    check_known(unknown, name, method)
-    return method.bind(**vars(values))
+    add_method_flags(parser, name, method)
+    return method.bind(**vars(parser.parse_args(flags)))
 
 
 @dataclass

@@ -50,14 +50,23 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
         self.rows = {}  # {flag: default}
         self.source = ""  # of the values that are parsed; the command line has no name
+        self.own = ""  # the flags of the method that is parsed for, in words
         self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
         if message.startswith("unrecognized arguments: "):
-            word = message.split()[2]
-            message = (f"{word}: there is no such flag"
-                       f"{did_you_mean(word, [f'--{name}' for name in self.rows])}")
+            message = self.unknown(message.split()[2].split("=")[0]) + self.own
         refuse(self.source + message, self.prog)
+
+    def unknown(self, name):
+        """A sentence on a word that is no flag here, perhaps one of another method."""
+        if name.lower() in ("true", "false"):
+            return f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off"
+        others = {loss: row.flags for loss, row in METHODS.items() if self.own}
+        if owners := [loss for loss, flags in others.items() if name.removeprefix("--") in flags]:
+            return f"{name} is a flag of {', '.join(owners)}"
+        names = [f"--{flag}" for flags in (self.rows, *others.values()) for flag in flags]
+        return f"{name}: there is no such flag{did_you_mean(name, names)}; --help lists them"
 
     def _check_value(self, action, value):
         name = f"--{action.dest}"
@@ -231,8 +240,7 @@ def parse_args(argv, description=None, rehearsal=False):
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
     add_method_flags(parser, chosen.loss, method)
-    found, unknown = parser.parse_known_args(argv)
-    given, tiers = vars(found), [  # the last wins
+    given, tiers = vars(parser.parse_args(argv)), [  # the last wins
         (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved)]
     if "help" in given:
         parser.show_help(parser.merge({}, *tiers))
@@ -244,7 +252,6 @@ def parse_args(argv, description=None, rehearsal=False):
         ("ten times full training's, for --lora_rank",
          dict(lr=10 * known.lr if known.lora_rank else None))]
     args = parser.merge(given, *tiers)
-    check_known(unknown, chosen.loss, method, parser.rows)
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
             f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
@@ -300,6 +307,7 @@ def saved_config(args):
 def add_method_flags(parser, name, method):
     """A row's keyword-only arguments are its flags. Raises ValueError for those that cannot."""
     common, defaults = {*parser.rows, *OF_THIS_START}, {}
+    parser.own = f"; {name} has {', '.join(f'--{flag}' for flag in method.flags) or 'none'}"
     for f in method.functions:
         where, own = f"{name}: {method_check.named(f)}", keyword_only(f)
         for p in inspect.signature(f).parameters.values():
@@ -319,20 +327,6 @@ def add_method_flags(parser, name, method):
             if flag not in parser.rows:
                 parser.flag(flag, method.flags[flag], "",
                             type=float if default is None else type(default))
-
-
-def check_known(unknown, loss, method, common=()):
-    """Raises ValueError for the first of the words that are no flag of a method or in `common`."""
-    for word in unknown[:1]:
-        name = word.split("=")[0]
-        require(name.lower() not in ("true", "false"),
-                f"{name}: a switch takes no value; --NAME switches it on, --no-NAME off")
-        owners = [other for other, row in METHODS.items() if name.removeprefix("--") in row.flags]
-        names = [f"--{flag}" for row in METHODS.values() for flag in (*common, *row.flags)]
-        what = (f" is a flag of {', '.join(owners)}" if owners else
-                f": there is no such flag{did_you_mean(name, names)}; --help lists them")
-        own = ", ".join(f"--{flag}" for flag in method.flags)
-        raise ValueError(f"{name}{what}; {loss} has {own or 'none'}")
 
 
 def check_data_dir(args, *names):
