@@ -54,8 +54,7 @@ def over(records, name):
 
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
-    aside = out.with_name(f".{out.name}")
-    with writing(out, aside):
+    with writing(out) as aside:
         figure.savefig(aside, format=out.suffix[1:] or "png")
     plt.close(figure)
 

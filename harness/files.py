@@ -35,20 +35,20 @@ def lock(out):
 
 @contextmanager
 def writing(path, aside=None):
-    """Makes the errors of a full disk, torch's and safetensors' too, one OSError that names the
-    path: their own need not. aside: a whole file or folder by then, which is renamed to path."""
+    """Yields a path to write a file or a folder to, by default a hidden one beside `path`, and
+    renames it to `path` at the end. Makes the errors of a full disk, torch's and safetensors' too,
+    one OSError that names the path: their own need not."""
+    aside = aside or path.with_name(f".{path.name}")
     try:
-        yield
-        if aside:
-            aside.replace(path)
+        yield aside
+        aside.replace(path)
     except (OSError, RuntimeError, SafetensorError) as e:
         raise OSError(f"{path} cannot be written: {(str(e) or repr(e)).splitlines()[0]}") from None
 
 
 def write(path, content):
     """Replaces a file, by a text or bytes, atomically. Raises OSError."""
-    aside = path.with_name(f".{path.name}")
-    with writing(path, aside):
+    with writing(path) as aside:
         aside.unlink(missing_ok=True)
         with open(aside, "xb") as file:  # a new one, and not a link's
             file.write(content if isinstance(content, bytes) else content.encode())
@@ -61,7 +61,7 @@ def numbers(x):
 
 def append(path, rows):
     """Adds rows to a file of JSON lines. Raises OSError."""
-    with writing(path), open(path, "a") as file:
+    with writing(path, aside=path), open(path, "a") as file:
         file.writelines(json.dumps(numbers(row)) + "\n" for row in rows)
         file.flush()
         os.fsync(file.fileno())

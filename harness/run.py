@@ -145,8 +145,7 @@ class Run(AbstractContextManager):
         """--save_rollouts: the rollout as a file, before its advantages are taken."""
         if self.args.save_rollouts and parallel.rank() == 0:
             path = self.out / "rollouts" / f"rollout_{self.rollout:06d}.pt"
-            aside = path.with_suffix(".unfinished")
-            with writing(path, aside):
+            with writing(path) as aside:
                 path.parent.mkdir(exist_ok=True)
                 torch.save(dict(
                     batch=asdict(batch), rewards=rewards, shaped_rewards=shaped_rewards,
