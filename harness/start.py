@@ -52,20 +52,15 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
     require(all(prompts) and {*tokenizer.get_vocab()} - {*tokenizer.all_special_tokens},
             f"--model {model} has no tokenizer that makes tokens of a prompt; are its files "
             "complete?")
-    check_prompts(model, config, eos, prompts)
-    positions = getattr(config, "max_position_embeddings", None) or longest
-    require(longest <= positions, f"--max_prompt_tokens and --max_tokens are {longest} in sum, and "
-            f"the model has {positions} positions")
-    return tokenizer, eos, list(map(len, prompts))
-
-
-def check_prompts(model, config, eos, prompts):
-    """Raises ValueError for prompts (lists of ids) that a model cannot take, or without eos ids."""
     require(eos, f"--model {model} names no end-of-sequence token, in its tokenizer or its "
             "configuration")
     largest = max(map(max, prompts), default=0)
     require(largest < config.vocab_size, f"--model {model} has a token {largest} in its tokenizer, "
             f"and {config.vocab_size} in its embedding")
+    positions = getattr(config, "max_position_embeddings", None) or longest
+    require(longest <= positions, f"--max_prompt_tokens and --max_tokens are {longest} in sum, and "
+            f"the model has {positions} positions")
+    return tokenizer, eos, list(map(len, prompts))
 
 
 def load_data(args):

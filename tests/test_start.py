@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from graders import worker
 from harness import log
 from harness.flags import Parser, settings_of
 from harness.run import banner
-from harness.start import check_prompts, read_tokenizer
+from harness.start import read_tokenizer
 from helpers import SMALL, read_rows, refused, run, write_rows
 
 
@@ -228,11 +229,12 @@ def test_a_chat_template_gets_its_arguments_and_a_missing_one_or_no_tokenizer_is
         read_tokenizer(str(tmp_path / "gemma"))
 
 
-def test_prompts_that_a_model_cannot_take_are_refused():
-    config = SimpleNamespace(vocab_size=9)
-    for prompts in ([], [[2, 5], [8]]):
-        check_prompts("", config, [1], prompts)
-    for eos, words in (([1], "a token 9 in its tokenizer, and 9 in its embedding"),
-                       ([], "names no end-of-sequence token")):
-        with pytest.raises(ValueError, match=words):
-            check_prompts("", config, eos, [[2, 9]])
+def test_prompts_that_a_model_cannot_take_are_refused(base, tmp_path):
+    path = Path(shutil.copytree(base, tmp_path / "model")) / "config.json"
+    problem, config = dict(prompt="1?", answer="1", verifier="math", id="0"), path.read_text()
+    largest = max(encode(read_tokenizer(base)[0], problem))
+    for size, words in ((largest + 1, None), (1, "names no end-of-sequence token"), (
+            largest, f"a token {largest} in its tokenizer, and {largest} in its embedding")):
+        path.write_text(json.dumps(dict(json.loads(config), vocab_size=size)))
+        with pytest.raises(ValueError, match=words) if words else nullcontext():
+            read_tokenizer(str(path.parent), [problem])
