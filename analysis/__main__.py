@@ -55,7 +55,7 @@ the model surer, not more able.
 def make_parser():
     parser = Parser("analysis", usage="python -m analysis COMMAND PATH ... [--FLAG VALUE ...]",
                     description=__doc__)
-    parser.add_argument("command", metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("command", metavar="COMMAND", help=", ".join(COMMANDS), choices=COMMANDS)
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path,
                         help="folders of runs, as runs/*")
     parser.flag("metric", None, "curves: the number of metrics.jsonl to draw, as time/rollout")
@@ -67,8 +67,6 @@ def make_parser():
 def read_command(parser, commands, argv):
     """-> args; a flag of another command is refused."""
     args = parser.merge(vars(parser.parse_args(argv)))
-    if args.command not in commands:
-        parser.error(f"{args.command} is none of {', '.join(commands)}")
     for name in args.origin.keys() & parser.rows.keys() - {*commands[args.command], "out"}:
         parser.error(f"--{name} is no flag of {args.command}")
     return args

@@ -32,7 +32,7 @@ COMMANDS = dict(steps=["steps.png", "model", "lr", "steps"], subsets=["subsets.p
 def make_parser():
     parser = Parser("anatomy", usage="python -m anatomy COMMAND PATH ... [--FLAG VALUE ...]",
                     description=__doc__)
-    parser.add_argument("command", metavar="COMMAND", help=", ".join(COMMANDS))
+    parser.add_argument("command", metavar="COMMAND", help=", ".join(COMMANDS), choices=COMMANDS)
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path,
                         help="a file of train.py --save_rollouts; passk: folders of runs, as "
                         "runs/*")

@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         return f"{name}: there is no such flag{did_you_mean(name, names)}; --help lists them"
 
     def _check_value(self, action, value):
-        name = f"--{action.dest}"
+        name, *_ = *action.option_strings, action.metavar
         if action.choices is not None and value not in action.choices:
             self.error(f"{name} {value!r} is none of {', '.join(action.choices)}"
                        f"{did_you_mean(value, action.choices)}")
@@ -271,7 +271,7 @@ def settings_of(model):
     path = Path(model or data.BASE, "recipe.json")
     try:  # is_file raises OSError, too
         return dict(json.loads(path.read_text())["settings"]) if path.is_file() else {}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
+    except Exception as e:  # such a file may hold anything
         raise ValueError(f'{path} is not {{"settings": {{flag: value}}}}: {e!r}') from None
 
 
@@ -299,7 +299,7 @@ def saved_config(args):
         return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
                     checksums=dict(history[-1]["checksums"]),
                     code={x: ast.parse(path.with_name(x).read_text()) for x in files.CODE})
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SyntaxError) as e:
+    except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
 

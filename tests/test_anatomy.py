@@ -114,7 +114,7 @@ def test_rollouts_that_cannot_be_taken_apart_and_wrong_arguments_are_said(
              "did you mean --eps_low?; --help lists them; grpo has --eps_low, --eps_high, --dual"),
             (["page", file, "--methods", "dr_grpo --eps_low x"], "--eps_low: invalid float"),
             (["steps", file, "--methods", "grpo"], "--methods is no flag of steps"),
-            (["page"], "required"), (["tokens", file], "tokens is none of steps, subsets"),
+            (["page"], "required"), (["tokens", file], "'tokens' is none of steps, subsets"),
             (["page", file, file], "page takes one file that train.py --save_rollouts kept"),
             (["steps", empty], "steps takes one file"), (["subsets", "x.pt"], "not x.pt"),
             (["page", file, "--lr", "nan"], "--lr must be 1e-12 or more"),
@@ -413,7 +413,7 @@ def test_what_is_wrong_is_said(folders, tmp_path, capsys):
             (["table", folders[0], "--model", "x"], "--model"), (["table"], "required"),
             (["table", empty, __file__], f"{empty}, {__file__}: no run's folder"),
             (["curves", folders[0], tmp_path / "none"], f"there is no {tmp_path / 'none'}"),
-            (["passk", folders[0]], "passk is none of"), (["nope", empty], "nope is none of"),
+            (["passk", folders[0]], "'passk' is none of"), (["nope", empty], "'nope' is none of"),
             (["curves", folders[0], "--out", tmp_path / "no" / "f.png"], "no file in a folder")):
         assert message in refused(capsys, main, *args), args
     for args, message in (
