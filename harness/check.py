@@ -22,16 +22,16 @@ PROMPTS, EACH = 16, 4  # completions of the check: few, but enough to see an end
 
 
 def sampled(s, temperature, seed):
-    """-> EACH completions of PROMPTS problems as Groups, and the Batch of all."""
+    """-> EACH completions of PROMPTS problems, as Groups."""
     problems = data.batch(s.train_set, PROMPTS, s.args.seed, 1)
-    groups = sample_on_engines(
+    return sample_on_engines(
         s.sampler, s.tokenizer, problems, s.args.template, ("check", seed), s.args.tp,
         n=EACH, temperature=temperature, max_tokens=s.args.max_tokens)
-    return groups, make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
 
 
-def agreement(s, when, temperature, batch):
+def agreement(s, when, temperature, groups):
     """A row: log probabilities of sampler and trainer at a temperature, for the same weights."""
+    batch = make_batch([(g.prompt, g.completions) for g in groups], parallel.device())
     s.policy.temperature = temperature
     logprobs, _ = compute_logprobs(s.policy, batch)
     s.policy.temperature = s.args.temperature
@@ -45,9 +45,9 @@ def agreement(s, when, temperature, batch):
 
 
 def check_sampler(s):
-    yield agreement(s, "first weights", s.args.temperature, s.batch)
+    yield agreement(s, "first weights", s.args.temperature, s.groups)
     cool = 0.7 * s.args.temperature
-    yield agreement(s, f"T = {cool:g}", cool, sampled(s, cool, 1)[1])
+    yield agreement(s, f"T = {cool:g}", cool, sampled(s, cool, 1))
 
 
 def check_ends(s):
@@ -129,7 +129,7 @@ def check_sync(s):
             elif p.requires_grad:
                 p.mul_(factor)
         s.sampler.load_weights(s.trainer.weights(s.sampler.merged))
-    yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2)[1])
+    yield agreement(s, "after two more weight syncs", temperature, sampled(s, temperature, 2))
 
 
 def run(args, trainer, sampler, tokenizer, train_set):
@@ -138,7 +138,7 @@ def run(args, trainer, sampler, tokenizer, train_set):
                         exact=args.dtype == args.sampler_dtype == "float32")
     failed = 0
     with room_for("check"):
-        s.groups, s.batch = sampled(s, args.temperature, 0)
+        s.groups = sampled(s, args.temperature, 0)
         for check in (check_sampler, check_ends, check_rewards, check_memory, check_sync):
             say(f"      {check.__name__.replace('_', ' ')} ...")  # each may take minutes
             for subject, figure, right, change in check(s):
