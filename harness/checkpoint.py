@@ -29,12 +29,6 @@ CHANGEABLE = {"held-out problems", *(
 OF_RUN = "flags rollout state totals first pending".split()  # a Run's attributes in trainer.pt
 
 
-def newest(args):
-    """-> the folder of the last checkpoint of the run that --resume continues; None without one."""
-    *_, last = None, *checkpoint_folders(default_out(args))
-    return last if args.resume else None
-
-
 def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
@@ -44,7 +38,7 @@ def compare_with_saved(args, sums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.
     roots: of files.reached. -> sums; missing ones are the run's."""
-    if not newest(args):
+    if not args.saved["folder"]:
         return sums  # without a checkpoint it starts again, perhaps with other flags
     saved, now, known = args.saved["flags"], flags_of(args), args.saved["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
@@ -70,7 +64,7 @@ def compare_with_saved(args, sums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    out, folder = default_out(args), newest(args)
+    out, folder = default_out(args), args.saved["folder"]
     last = int(folder.name[-6:]) if folder else 0
     if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
         parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")
@@ -88,9 +82,9 @@ def read_pickle(path, **options):
 
 @room_for("loading")
 def restore(args, trainer):
-    """Gives a trainer the state of the newest checkpoint. -> the rest of its trainer.pt, attributes
+    """Gives a trainer the state of the last checkpoint. -> the rest of its trainer.pt, attributes
     of Run; None without a checkpoint. Raises RunFailed for a damaged one."""
-    folder, device = newest(args), parallel.device()
+    folder, device = args.saved["folder"], parallel.device()
     if not folder:
         return None
     try:  # mapped: on a node every rank would have all ranks' moments

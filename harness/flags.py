@@ -287,17 +287,19 @@ def recipe_of(model):
 
 def saved_config(args):
     """-> flags, derived (names of those that follow others), history and checksums of config.json,
-    by run.begin, and trees of losses.py and rewards.py, of the run that --resume continues, or
-    starts again without a checkpoint; no flags without such a run. Raises ValueError."""
+    by run.begin, trees of losses.py and rewards.py, and folder, of the last checkpoint, of the run
+    that --resume continues. Without a checkpoint, folder is None, and the run starts again; without
+    a run there are no flags. Raises ValueError."""
     path = default_out(args) / "config.json"
-    if not args.resume or not (path.exists() or checkpoint_folders(path.parent)):
-        return dict(flags={}, derived=[])
+    *_, folder = None, *checkpoint_folders(path.parent)
+    if not args.resume or not (path.exists() or folder):
+        return dict(flags={}, derived=[], folder=None)
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         history = list(config["history"])
         return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
-                    checksums=dict(history[-1]["checksums"]),
+                    folder=folder, checksums=dict(history[-1]["checksums"]),
                     code={x: ast.parse(path.with_name(x).read_text()) for x in files.CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "

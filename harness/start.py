@@ -129,7 +129,7 @@ def load_sampler(args, trainer, eos):
 
 
 def load_trainer(args, method, tokenizer, eos, problem):
-    """-> the Trainer, with checkpoint.newest's weights; its adapters and the rest come with
+    """-> the Trainer, with the last checkpoint's weights; its adapters and the rest come with
     checkpoint.restore. Refuses a model that it cannot train."""
     from engine import loading
     from engine.trainer import Trainer, lr_factor
@@ -150,7 +150,7 @@ def load_trainer(args, method, tokenizer, eos, problem):
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
         return Trainer.load(
-            args.model, eos, probe, method, compute, weights=checkpoint.newest(args), lr=args.lr,
+            args.model, eos, probe, method, compute, weights=args.saved["folder"], lr=args.lr,
             factor=partial(lr_factor, args.warmup, args.schedule, steps), teacher=args.teacher,
             weight_decay=args.weight_decay, max_tokens=args.max_tokens,
             max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef,
