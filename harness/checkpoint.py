@@ -17,7 +17,7 @@ from engine import parallel
 from engine.policy import Batch
 from harness import files
 from harness.failures import RunFailed, refusing, room_for
-from harness.files import checkpoint_folders, default_out, write, writing
+from harness.files import checkpoint_folders, write, writing
 from harness.flags import OF_SAMPLING, flags_of, settings_of
 from losses import require
 
@@ -64,7 +64,7 @@ def compare_with_saved(args, sums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    out, folder = default_out(args), args.saved["folder"]
+    out, folder = args.saved["out"], args.saved["folder"]
     last = int(folder.name[-6:]) if folder else 0
     if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
         parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")

@@ -67,11 +67,6 @@ def append(path, rows):
         os.fsync(file.fileno())
 
 
-def default_out(args):
-    """The run's folder."""
-    return Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
-
-
 def checkpoint_folders(out):
     """The checkpoints of a run, in their order."""
     return sorted((out / "checkpoints").glob("rollout_" + 6 * "[0-9]"))

@@ -17,7 +17,7 @@ from engine import parallel
 from engine.sampler import default_kind, has_vllm
 from harness import files, method_check
 from harness.failures import refuse, refusing
-from harness.files import checkpoint_folders, default_out, folder_fault
+from harness.files import checkpoint_folders, folder_fault
 from losses import METHODS, keyword_only, require
 
 # flags that a model's recipe.json may set: of training, not of the problems or the method
@@ -252,13 +252,14 @@ def parse_args(argv, description=None, rehearsal=False):
         ("ten times full training's, for --lora_rank",
          dict(lr=10 * known.lr if known.lora_rank else None))]
     args = parser.merge(given, *tiers)
+    args.saved = config
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
-            f"--resume: there is no run in {default_out(args)}; with other flags it starts one")
+            f"--resume: there is no run in {config['out']}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     check(args, method, rehearsal)
     settings = Settings()
-    vars(settings).update(vars(args), saved=config, roots=[
+    vars(settings).update(vars(args), roots=[
         f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
         "policy_loss", "group_advantages"])
     return settings, method
@@ -286,20 +287,20 @@ def recipe_of(model):
 
 
 def saved_config(args):
-    """-> flags, derived (names of those that follow others), history and checksums of config.json,
-    by run.begin, trees of losses.py and rewards.py, and folder, of the last checkpoint, of the run
-    that --resume continues. Without a checkpoint, folder is None, and the run starts again; without
-    a run there are no flags. Raises ValueError."""
-    path = default_out(args) / "config.json"
-    *_, folder = None, *checkpoint_folders(path.parent)
+    """-> out, the run's folder; and of the run there that --resume continues: flags, derived (names
+    of those that follow others), history and checksums of config.json, by run.begin; trees of
+    losses.py and rewards.py; and folder, of the last checkpoint. Without a checkpoint, folder is
+    None, and the run starts again; without a run there are no flags. Raises ValueError."""
+    out = Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
+    path, (*_, folder) = out / "config.json", (None, *checkpoint_folders(out))
     if not args.resume or not (path.exists() or folder):
-        return dict(flags={}, derived=[], folder=None)
+        return dict(out=out, flags={}, derived=[], folder=None)
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         history = list(config["history"])
-        return dict(flags=dict(config["flags"]), derived=list(config["derived"]), history=history,
-                    folder=folder, checksums=dict(history[-1]["checksums"]),
+        return dict(out=out, flags=dict(config["flags"]), derived=list(config["derived"]),
+                    history=history, folder=folder, checksums=dict(history[-1]["checksums"]),
                     code={x: ast.parse(path.with_name(x).read_text()) for x in files.CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
@@ -346,7 +347,7 @@ def check(args, method, rehearsal):
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    out, begins_anew = default_out(args), not (args.resume or args.check or rehearsal)
+    out, begins_anew = args.saved["out"], not (args.resume or args.check or rehearsal)
     defined = re.findall(r"(?m)^def (\w+)", files.CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [

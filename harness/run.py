@@ -18,13 +18,13 @@ from engine.parallel import say, seed_of
 from engine.trainer import NotFinite
 from harness import checkpoint, files, log
 from harness.failures import RunFailed, refuse, room_for
-from harness.files import append, default_out, lock, write, writing
+from harness.files import append, lock, write, writing
 from harness.flags import FOLLOWS, flags_of, with_origins
 
 
 def claim_folder(args):
     """-> the run's folder, this process's alone from here on. A new run gets a new one."""
-    first = default_out(args)
+    first = args.saved["out"]
     for number in count(1):
         out = first.with_name(f"{first.name}.{number}") if number > 1 else first
         try:

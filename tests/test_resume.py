@@ -212,6 +212,14 @@ def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
     assert "garbage" in (out / "metrics.jsonl.old").read_text()  # nothing is thrown away
 
 
+def test_a_run_in_the_default_folder_of_another_method_is_continued_there(whole, tmp_path,
+                                                                          monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = without(whole[0], tmp_path / "runs" / "grpo-16-0", 4)
+    train.main(["--resume"])
+    assert same(out, whole[0]) and [path.name for path in out.parent.iterdir()] == [out.name]
+
+
 def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path, capsys):
     out = without(whole[0], tmp_path / "run", 4)
     for flags, named in (
