@@ -142,10 +142,10 @@ def rewind(out, rollout):
             path.replace(f"{path}.old")
         path.touch()
         try:
-            kept = [line for line in path.read_bytes().splitlines(keepends=True)
-                    if line.endswith(b"\n")  # else the process was killed while it wrote the line
+            kept = [line for line in path.read_text().splitlines(keepends=True)
+                    if line.endswith("\n")  # else the process was killed while it wrote the line
                     and json.loads(line)["rollout"] <= rollout]
         except Exception as e:  # a damaged line may raise anything
             raise RunFailed(f"{path} is damaged ({e!r}): its lines are JSON objects; without the "
                             "others, --resume continues") from None
-        write(path, b"".join(kept))
+        write(path, "".join(kept))

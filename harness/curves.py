@@ -55,7 +55,7 @@ def over(records, name):
 def save(figure, out, caption):
     figure.supxlabel(caption, fontsize=7, color="0.3")
     with writing(out) as aside:
-        figure.savefig(aside, format=out.suffix[1:] or "png")
+        figure.savefig(aside)
     plt.close(figure)
 
 

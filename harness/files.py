@@ -46,12 +46,12 @@ def writing(path, aside=None):
         raise OSError(f"{path} cannot be written: {(str(e) or repr(e)).splitlines()[0]}") from None
 
 
-def write(path, content):
-    """Replaces a file, by a text or bytes, atomically. Raises OSError."""
+def write(path, text):
+    """Replaces a file by a text, atomically. Raises OSError."""
     with writing(path) as aside:
         aside.unlink(missing_ok=True)
-        with open(aside, "xb") as file:  # a new one, and not a link's
-            file.write(content if isinstance(content, bytes) else content.encode())
+        with open(aside, "x", encoding="utf-8") as file:  # a new one, and not a link's
+            file.write(text)
 
 
 def numbers(x):
