@@ -15,9 +15,8 @@ import torch
 
 from engine import parallel
 from engine.policy import Batch
-from harness import files
 from harness.failures import RunFailed, refusing, room_for
-from harness.files import checkpoint_folders, write, writing
+from harness.files import CODE, checkpoint_folders, reached, write, writing
 from harness.flags import OF_SAMPLING, flags_of, settings_of
 from losses import require
 
@@ -49,8 +48,7 @@ def compare_with_saved(args, sums, roots):
     changes |= {name: f"the {name} changed" for name, x in sums.items()
                 if x != (known.get(name) or x)}
     for name, tree in args.saved["code"].items():  # what method and verifiers reach of the file
-        if places := differing(*(files.reached(x, roots)
-                                 for x in (tree, ast.parse(files.CODE[name])))):
+        if places := differing(*(reached(x, roots) for x in (tree, ast.parse(CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     needs_end = args.schedule == "cosine" or args.rollout_lag  # training depends on --rollouts
     refused = [text for name, text in changes.items()

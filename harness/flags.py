@@ -15,9 +15,9 @@ import losses
 from data.prompts import TEMPLATES, template_kwargs
 from engine import parallel
 from engine.sampler import default_kind, has_vllm
-from harness import files, method_check
+from harness import method_check
 from harness.failures import refuse, refusing
-from harness.files import checkpoint_folders, folder_fault
+from harness.files import CODE, checkpoint_folders, folder_fault
 from losses import METHODS, keyword_only, require
 
 # flags that a model's recipe.json may set: of training, not of the problems or the method
@@ -301,7 +301,7 @@ def saved_config(args):
         history = list(config["history"])
         return dict(out=out, flags=dict(config["flags"]), derived=list(config["derived"]),
                     history=history, folder=folder, checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text()) for x in files.CODE})
+                    code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -348,7 +348,7 @@ def check(args, method, rehearsal):
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
     out, begins_anew = args.saved["out"], not (args.resume or args.check or rehearsal)
-    defined = re.findall(r"(?m)^def (\w+)", files.CODE["losses.py"])
+    defined = re.findall(r"(?m)^def (\w+)", CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [
         (twice, f"losses.py defines {twice} twice: every row that calls it gets the second one"),

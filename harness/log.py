@@ -14,7 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean as mean
+from statistics import fmean
 
 from graders.worker import FAULTS
 
@@ -34,16 +34,16 @@ SHOWN = {"reward/mean": "reward", "groups/mixed": "mixed", "reward/unreadable_fr
 def mean_of_some(values):
     """The mean of those that are finite; None where there is none."""
     values = [*filter(math.isfinite, values)]
-    return mean(values) if values else None
+    return fmean(values) if values else None
 
 
 def of_rows(rows):
     """-> means over rows of completions, as of rollout.Group.rows; None where a row has none"""
     def over(name):
         values = [row[name] for row in rows]
-        return None if None in values else mean(values)
+        return None if None in values else fmean(values)
     return dict(reward=over("reward"), truncated_frac=over("truncated"), mean_length=over("tokens"),
-                unreadable_frac=mean(row["fault"] is not None for row in rows))
+                unreadable_frac=fmean(row["fault"] is not None for row in rows))
 
 
 def outcome(groups):
@@ -52,8 +52,8 @@ def outcome(groups):
     means, faults = of_rows(rows), Counter(x.kind for group in groups for x in group.faults if x)
     return {
         "reward/mean": means["reward"], "reward/unreadable_frac": means["unreadable_frac"],
-        "groups/solved_all": mean({*group.rewards} == {1} for group in groups),
-        "groups/mixed": mean(len({*group.rewards}) > 1 for group in groups),
+        "groups/solved_all": fmean({*group.rewards} == {1} for group in groups),
+        "groups/mixed": fmean(len({*group.rewards}) > 1 for group in groups),
         "groups/sampled": len(groups),
         "len/mean": means["mean_length"], "len/sum": sum(row["tokens"] for row in rows),
         "len/truncated_frac": means["truncated_frac"],

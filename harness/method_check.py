@@ -82,7 +82,7 @@ def call(method, f, shape, *inputs, **offered):
 def gradient(method, tokens, size):
     """d loss / d log pi [B, T] of a step or of a part of it. Raises ValueError."""
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
-    for f in dict.fromkeys([*method.selects, *method.passes]):
+    for f in (*method.selects, *method.passes):
         weight = call(method, f, tokens.mask.shape, tokens)
         require(not weight.requires_grad, f"{named(f)} returns a weight with a gradient: a select "
                 "weighs tokens, and .detach() makes a weight without one")

@@ -16,9 +16,9 @@ import losses
 from engine import parallel
 from engine.parallel import say, seed_of
 from engine.trainer import NotFinite
-from harness import checkpoint, files, log
+from harness import checkpoint, log
 from harness.failures import RunFailed, refuse, room_for
-from harness.files import append, lock, write, writing
+from harness.files import CODE, append, lock, write, writing
 from harness.flags import FOLLOWS, flags_of, with_origins
 
 
@@ -46,7 +46,7 @@ def begin(run, sums):
     args, out = run.args, claim_folder(run.args)
     if args.resume:
         checkpoint.rewind(out, run.rollout)
-    for name, text in files.CODE.items():
+    for name, text in CODE.items():
         write(out / name, text)
     before = args.saved["history"] if run.rollout else []
     now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=sums)

@@ -4,8 +4,7 @@ import math
 from collections import Counter, defaultdict
 from contextlib import suppress
 from fractions import Fraction
-from statistics import fmean as mean
-from statistics import variance
+from statistics import fmean, variance
 
 import data
 from graders.answer import read
@@ -21,7 +20,7 @@ def pass_at_k(n, correct, k):
 
 def standard_error(values, clusters):
     """Of the problems' mean value, over data.cluster's (arXiv 2411.00640, sec. 2.2), or None."""
-    middle, sums = mean(values), defaultdict(float)
+    middle, sums = fmean(values), defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - middle
     if len(sums) > 1:
@@ -42,8 +41,8 @@ def paired(problems, groups, others):
     for name, values in by_problem(groups).items():
         gaps = [a - b for a, b in zip(values, of_others[name])]
         low, high = interval(gaps, clusters, (-1, 1))
-        result[name] = dict(value=mean(values), other=mean(of_others[name]), difference=mean(gaps),
-                            low=low, high=high)
+        result[name] = dict(value=fmean(values), other=fmean(of_others[name]),
+                            difference=fmean(gaps), low=low, high=high)
     return result
 
 
@@ -59,7 +58,7 @@ def interval(values, clusters, limits):
     """Student's 95% interval of the mean, over clusters. values: one per problem, because samples
     of one problem are not independent. limits: the least and the largest possible value. If all n
     are equal, up to 3.7 / n of all clusters may still lie at a limit (Clopper and Pearson)."""
-    n, middle, error = len({*clusters}), mean(values), standard_error(values, clusters)
+    n, middle, error = len({*clusters}), fmean(values), standard_error(values, clusters)
     if min(values) == max(values):
         return tuple(middle + (1 - 0.025 ** (1 / n)) * (end - middle) for end in limits)
     half = half_width(n, error) if error else math.inf
@@ -71,7 +70,7 @@ def summarise(problems, groups):
     error over clusters of problems, and of_rows}. A completion is right with a reward of 1."""
     of_problems, clusters = by_problem(groups), list(map(data.cluster, problems))
     return {
-        **{name: mean(values) for name, values in of_problems.items()},
+        **{name: fmean(values) for name, values in of_problems.items()},
         **{f"{name}_stderr": standard_error(x, clusters) for name, x in of_problems.items()},
         **of_rows([row for rows in groups for row in rows])}
 
@@ -99,7 +98,7 @@ def benchmark_results(problems, groups):
     results = dict(summarise(problems, groups), problems=len(problems), samples=n, interval=[*ends])
     vote, *others = {verifier(problem["verifier"]).vote for problem in problems}
     if vote and not others:  # all problems have one vote
-        results[f"maj@{n}"] = mean(majority(
+        results[f"maj@{n}"] = fmean(majority(
             # an unread one, or where the verifier failed, has no vote
             [vote(row["completion"]) for row in rows if row["reward"] != 1 and not row["fault"]],
             sum(row["reward"] == 1 for row in rows)) for rows in groups)
