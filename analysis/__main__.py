@@ -103,8 +103,8 @@ def read_runs(parser, paths):
 
 
 def grouped(runs):
-    """{label: [run]}: runs whose flags differ in no more than seed and folder; a second run of a
-    seed, as after a change of the code, is of a second group. A second label gets a number."""
+    """{label: [run]}: runs whose flags differ in no more than OF_A_RUN; a second run of a seed, as
+    after a change of the code, is of a second group. A second label gets a number."""
     by_flags, times, groups = defaultdict(list), Counter(), {}
     for run in runs:
         flags = json.dumps(run["flags"] | OF_A_RUN)

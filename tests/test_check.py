@@ -21,7 +21,7 @@ FLAGS = "--check --sampler transformers --problems_per_rollout 4 --eval_problems
 
 
 def failing(capsys, *flags):
-    """-> the subjects of the rows that fail, of seven."""
+    """-> the subjects of the rows that fail, of six."""
     with pytest.raises(SystemExit) as stop:
         train.main([*FLAGS, *flags])
     said = [line for line in capsys.readouterr().out.splitlines()
