@@ -77,5 +77,4 @@ def decode(tokenizer, completion, prompt=()):
     open at the prompt's end (token ids) is put in front: a verifier has to know of it."""
     has_eos = not (completion.truncated or completion.stopped)
     text = tokenizer.decode(completion.tokens[:-1] if has_eos else completion.tokens)
-    prompt_thinks = "<think>" in tokenizer.decode(prompt[-64:]).rpartition("</think>")[2]
-    return "<think>" * prompt_thinks + text
+    return "<think>" * tokenizer.decode(prompt[-64:]).rstrip().endswith("<think>") + text

@@ -88,7 +88,7 @@ def restore(args, trainer):
     try:  # mapped: on a node every rank would have all ranks' moments
         content = read_pickle(folder / "trainer.pt", map_location="cpu", mmap=parallel.sharded())
         run = {name: content["run"][name] for name in OF_RUN}
-        flags = run.pop("flags")
+        flags = run.pop("flags")  # to compare: those in force are config.json's
         require(run["rollout"] == int(folder.name[-6:]), f"it is of rollout {run['rollout']}")
         if any(getattr(args, name) != flags[name] for name in ("loss", "advantage")):
             run["state"] = {}  # another method's averages mean nothing

@@ -229,8 +229,8 @@ def parse_args(argv, description=None, rehearsal=False):
                     description=description)
     add_flags(parser.flag, parser.add_argument_group)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
-    # three merges: for the run's folder; for its row and model, which bring flags and values; for
-    # the values from which others follow
+    # four merges: for the run's folder; for its row and model, which bring flags and values; for
+    # the values from which others follow; of all
     given = vars(parser.parse_known_args(argv)[0])
     config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # with --resume
     saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
@@ -239,6 +239,8 @@ def parse_args(argv, description=None, rehearsal=False):
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
         saved = {name: x for name, x in saved.items() if name not in method.flags}  # another row's
+    if chosen.eval_data != saved.get("eval_data"):
+        saved.pop("eval_problems", None)  # as many as there were in the other data
     add_method_flags(parser, chosen.loss, method)
     given, tiers = vars(parser.parse_args(argv)), [  # the last wins
         (FOLLOWS, dict(old_logprobs=method.old_logprobs)), recipe_of(chosen.model), (SAVED, saved)]

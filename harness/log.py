@@ -1,7 +1,7 @@
 """The log: one JSON object per rollout in metrics.jsonl, under the usual names; totals, and of
 
     completions sampled       reward/ groups/ len/ grader/
-    those learnt from         adv/ reward/shaped policy/entropy policy/kl_teacher policy/kl_age
+    those of the batch        adv/ reward/shaped policy/entropy policy/kl_teacher policy/kl_age
     sampler and trainer       sampler/ (_dropped, _bounded: means over steps)
     means over "steps"        loss/ clip/ optim/ (overflows, no_gradient: counts) other policy/
 """

@@ -36,8 +36,8 @@ def toy(reference):
     return tokens, losses.step_size(tokens.mask, 1024, tokens.group)
 
 
-MEASURED = {"grad_norm", "lr", "overflow", "learnt_tokens", "kl_old", *losses.step_metrics(
-    "grpo", toy(True)[0], 1024, kl_coef=1.0, entropy_coef=1.0)}
+MEASURED = {*"grad_norm lr overflow learnt_tokens kl_old kl_old_k1 kl_teacher kl_age".split(),
+            *losses.step_metrics("grpo", toy(True)[0], 1024, kl_coef=1.0, entropy_coef=1.0)}
 
 
 def call(method, f, shape, *inputs, **offered):
@@ -71,7 +71,7 @@ def call(method, f, shape, *inputs, **offered):
             "ratio 1, at A = 0, in padding, where all fields are 0, or by a hyperparameter")
     kinds = bool, int, float, *[torch.Tensor] * (f is not method.advantage)  # numpy's are not saved
     for key, number in dict(*numbers).items():
-        require(f is method.advantage or key not in MEASURED,
+        require(key not in ({"mass_pos", "mass_neg"} if f is method.advantage else MEASURED),
                 f"{where} logs {key!r}, which is measured for every method: give another name")
         require(type(number) in kinds and torch.as_tensor(number).numel() == 1,
                 f"{where} logs {key!r}, which is not one number: float(x) in state, and "

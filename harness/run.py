@@ -69,7 +69,7 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, trainer, tokenizer, sums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        vars(self).update(checkpoint.restore(args, trainer) or dict(  # OF_RUN, but flags
+        vars(self).update(checkpoint.restore(args, trainer) or dict(  # OF_RUN, without flags
             rollout=0, state={}, totals=Counter(), pending=[], first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)
@@ -172,7 +172,7 @@ class Run(AbstractContextManager):
             raise RunFailed(f"rollout {self.rollout}: {failed} of {of} calls of a verifier failed; "
                             "the errors and timeouts are printed above")
         for kind, text in log.warnings(record, self.first, batch.advantages, self.args).items():
-            if kind not in self.warned:  # once in a run
+            if kind not in self.warned:  # once, and again where the run is resumed
                 say(f"WARNING  rollout {self.rollout}: {text}")
                 self.warned.add(kind)
 

@@ -90,9 +90,9 @@ def load_data(args):
 
 
 def load_tokenizer(args, train_set, test_set):
-    """-> the tokenizer, the ids that end a completion, and the problems to learn from and those
-    held out whose prompts have at most --max_prompt_tokens. Refuses a model that cannot make
-    prompts of them, and a limit that leaves none, or not all of 64 that are made one by one."""
+    """-> the tokenizer, the ids that end a completion, the problems to learn from, and the first
+    --eval_problems held out; of prompts with at most --max_prompt_tokens. Refuses a model that
+    cannot make prompts, and a limit that leaves none, or not all of 64 that are made one by one."""
     from transformers.utils.logging import disable_progress_bar
     disable_progress_bar()  # of loading and saving
     made, limit, kept = not isinstance(train_set, list), args.max_prompt_tokens, []
