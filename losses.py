@@ -104,7 +104,6 @@ def whole_step(f):
 # ---------------------------------------------------------------------------- axis 1: advantage
 # (rewards [P, G], state) -> [P, G]. `state` is a plain dict of numbers that outlives the rollout.
 
-
 def centred(rewards, state):
     """A = r - rbar"""
     require(rewards.shape[1] > 1,
@@ -221,7 +220,6 @@ def gradient_mass(advantages):
 
 # ---------------------------------------------------------------------------- axis 2: select
 # tokens -> weight [B, T]. A token of weight 0 still counts in the denominators.
-
 
 def every_token(tokens):
     """w = 1"""
@@ -350,7 +348,6 @@ CORRECTIONS = token_truncate, token_mask, sequence_truncate, sequence_mask, geom
 
 # ---------------------------------------------------------------------------- axis 3: objective
 # tokens -> loss [B, T] to minimise, or (loss, {metric: number}).
-
 
 def reinforce(tokens):
     """L = -A log pi"""
@@ -538,7 +535,6 @@ def kl_cov(tokens, *, cov_share=2e-4, cov_kl=1.0):
 # (loss [B, T], mask [B, T], StepSize of the whole optimizer step) -> scalar; one that has a fourth
 # argument, group, gets Tokens.group
 
-
 def seq_mean(loss, mask, size):
     """mean over completions of the mean over their tokens"""
     return ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / size.completions
@@ -720,7 +716,6 @@ def with_hyperparameters(method, hyperparameters):
 
 # ---------------------------------------------------------------------------- the loss of a step
 
-
 def group_advantages(method, rewards, state, **hp):
     """The advantage of every completion.
 
@@ -833,7 +828,6 @@ def measure(method, tokens):
 
 
 # ---------------------------------------------------------------------------- a row in words
-
 
 def describe(name, method):
     """fade = fade(alpha_max=3.0, ...) | every_token | ppo_clip(eps_low=0.2, ...) | constant"""
