@@ -23,7 +23,7 @@ import math
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -62,7 +62,7 @@ class Tokens:
         return self.logprobs.detach().exp()
 
     def mean(self, x):
-        """Mean over the completion tokens of x [B, T]."""
+        """Mean over the completion tokens of x [B, T]; of bool the share."""
         return (x * self.mask).sum() / self.mask.sum()
 
     def sequence_mean(self, x):
@@ -73,9 +73,8 @@ class Tokens:
         """A copy in float32 or better, 0 where mask is False, so that a NaN there cannot leak."""
         def clean(x):
             return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
-        return replace(self, **{f.name: clean(x) for f in fields(self)
-                                if f.name not in ("mask", "group")
-                                and (x := getattr(self, f.name)) is not None})
+        return replace(self, **{name: clean(x) for name, x in vars(self).items()
+                                if x is not None and name not in ("mask", "group")})
 
 
 def require(holds, sentence):
@@ -308,7 +307,7 @@ def within(tokens, ratio, name, low, high, drops):
             f"1 or more, not {low} and {high}")
     outside = (ratio < low) | (ratio > high)
     weight = ratio.where(~outside, 0.0) if drops else ratio.clamp(low, high)
-    return weight, {f"{name}_{'dropped' if drops else 'bounded'}": tokens.mean(outside.float())}
+    return weight, {f"{name}_{'dropped' if drops else 'bounded'}": tokens.mean(outside)}
 
 
 def token_truncate(tokens, *, token_truncate_high=2.0):
@@ -373,7 +372,7 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
 
 def capped(tokens, bound):
     """The share of all tokens with a ratio above the bound and A other than 0."""
-    return tokens.mean(((tokens.ratio > bound) & (tokens.advantages != 0)).float())
+    return tokens.mean((tokens.ratio > bound) & (tokens.advantages != 0))
 
 
 def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
@@ -788,7 +787,7 @@ def step_metrics(method, tokens, max_tokens, **options):
     ratios, clipping, and the functions' own numbers. Options and errors: policy_loss."""
     method, tokens, terms, numbers = loss_terms(method, tokens, max_tokens, **options)
     metrics = {**terms, **measure(method, tokens), **numbers, "loss": sum(terms.values())}
-    return {name: torch.as_tensor(x).detach() for name, x in metrics.items()}
+    return {name: torch.as_tensor(x) for name, x in metrics.items()}
 
 
 @torch.enable_grad()
@@ -809,11 +808,10 @@ def measure(method, tokens):
     weight = weight_on_logprob(method, tokens)
     clipped_up = (weight == 0) & (tokens.advantages > 0)
     clipped_down = (weight == 0) & (tokens.advantages < 0)
-    shares = dict(clip_frac=tokens.mean((clipped_up | clipped_down).float()),
-                  clip_high_frac=tokens.mean(clipped_up.float()),
-                  clip_low_frac=tokens.mean(clipped_down.float()))
+    shares = dict(clip_frac=tokens.mean(clipped_up | clipped_down),
+                  clip_high_frac=tokens.mean(clipped_up), clip_low_frac=tokens.mean(clipped_down))
     learnt = tokens.mask & (tokens.advantages != 0).any(1, keepdim=True)
-    tokens = replace(tokens, logprobs=tokens.logprobs.detach(), mask=learnt)
+    tokens = replace(tokens, mask=learnt)
     log_ratio, ratio = tokens.log_ratio, tokens.ratio
     least, most = ratio.where(learnt, math.inf).min(), ratio.where(learnt, -math.inf).max()
     or_nan = torch.where(learnt.any(), 0.0, math.nan)
