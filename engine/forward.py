@@ -226,7 +226,6 @@ class HeadLogprobs(torch.autograd.Function):
         device = hidden.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
-        ctx.save_for_backward(hidden, weight, bias, ids)
         ctx.settings, ctx.rows = (temperature, wide), max(1, chunk // len(weight))
         ctx.set_materialize_grads(False)
         w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
@@ -235,13 +234,15 @@ class HeadLogprobs(torch.autograd.Function):
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
             entropy.append(-log_pi.exp().mul_(log_pi).sum(-1))
-        return torch.cat(logprobs), torch.cat(entropy)
+        logprobs, entropy = torch.cat(logprobs), torch.cat(entropy)
+        ctx.save_for_backward(hidden, weight, bias, ids, entropy)
+        return logprobs, entropy
 
     @staticmethod
     def backward(ctx, d_logprobs, d_entropy):
         """d log pi_i / d logit_j = ([i = j] - pi_j) / T
         d H / d logit_j = -pi_j (log pi_j + H) / T"""
-        hidden, weight, bias, ids = ctx.saved_tensors
+        hidden, weight, bias, ids, entropy = ctx.saved_tensors
         w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
         sum_dtype = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.empty_like(hidden)
@@ -255,8 +256,7 @@ class HeadLogprobs(torch.autograd.Function):
             pi = log_pi.exp()
             scale = -d_log_pi
             if d_entropy is not None:
-                entropy = -(pi * log_pi).sum(-1, keepdim=True)
-                scale = scale - log_pi.add_(entropy).mul_(d_entropy[rows, None])
+                scale = scale - log_pi.add_(entropy[rows, None]).mul_(d_entropy[rows, None])
             d_logits = pi.mul_(scale)
             d_logits.scatter_add_(1, ids[rows, None], d_log_pi.to(d_logits.dtype))
             if (temperature := ctx.settings[0]) != 1:

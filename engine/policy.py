@@ -133,7 +133,7 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
     for weigh in method.passes:
         weighted = replace(batch, weight=method.call(weigh, scored))
         for rows in shares:
-            minibatch = weighted.rows(rows.to(batch.ids.device))
+            minibatch = weighted.rows(rows)
             if minibatch.mask.any():  # --mask_truncated may leave no token: the step is left out
                 yield rows, minibatch
 
