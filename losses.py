@@ -284,8 +284,7 @@ def opsm(tokens, *, opsm_delta=0.5):
 
 
 # The sampler's probabilities are not quite the trainer's. These selects correct for it, with any
-# method: u = pi_old / pi_sampler of a token, U its product over the completion. A token of weight 0
-# still counts in the denominators.
+# method: u = pi_old / pi_sampler of a token, U its product over the completion.
 
 
 def sampler_log_ratio(tokens):
@@ -301,8 +300,7 @@ def sequence_ratio(tokens):
 
 
 def within(tokens, ratio, name, low, high, drops):
-    """-> the ratio [B, T], clipped to the bounds or with 0 outside of them, and the share of tokens
-    that are."""
+    """-> the ratio [B, T], clipped to the bounds or 0 outside; the share of tokens outside."""
     require(0 <= low <= 1 <= high < math.inf, f"--{name}_low must be from 0 to 1 and --{name}_high "
             f"1 or more, not {low} and {high}")
     outside = (ratio < low) | (ratio > high)
@@ -354,8 +352,7 @@ def reinforce(tokens):
 
 
 def clipped(ratio, advantages, low, high, dual_clip=None):
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A), at most dual_clip |A| where A < 0, unless that
-    is 0 or None."""
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A); with dual_clip at most that |A| at A < 0"""
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if not dual_clip:
         return loss
@@ -531,8 +528,7 @@ def kl_cov(tokens, *, cov_share=2e-4, cov_kl=1.0):
 
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
-# (loss [B, T], mask [B, T], StepSize of the whole optimizer step) -> scalar; one that has a fourth
-# argument, group, gets Tokens.group
+# (loss [B, T], mask [B, T], StepSize of the step) -> scalar; an argument group gets Tokens.group
 
 def seq_mean(loss, mask, size):
     """mean over completions of the mean over their tokens"""
@@ -792,8 +788,7 @@ def step_metrics(method, tokens, max_tokens, **options):
 
 @torch.enable_grad()
 def weight_on_logprob(method, tokens):
-    """-d objective / d log pi of each token [B, T]: rho A where PPO's clip lets it pass, 0 where it
-    does not (ACPO, eq. 2)."""
+    """-d objective / d log pi [B, T]: rho A where PPO's clip lets it pass, else 0 (ACPO, eq. 2)"""
     leaf = replace(tokens, logprobs=tokens.logprobs.detach().requires_grad_())
     token_loss, _ = with_numbers(method.call(method.objective, leaf))
     gradient, = torch.autograd.grad(token_loss.sum(), leaf.logprobs)

@@ -29,8 +29,7 @@ QUESTION = (
 
 
 def random_expression(rng, nums, operators):
-    """-> an expression over all of `nums`, its order and brackets random, and its exact value.
-    Raises ZeroDivisionError."""
+    """-> a random expression over all of `nums`, and its exact value. Raises ZeroDivisionError."""
     terms = [(str(n), n) for n in rng.sample(nums, len(nums))]
     while len(terms) > 1:
         i = rng.randrange(len(terms) - 1)
