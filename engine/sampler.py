@@ -62,16 +62,14 @@ class VLLMSampler:
             settings.update(enable_lora=True, max_lora_rank=room)
         self.sleeps, self.asleep = torch.cuda.is_available(), False
         threads = torch.get_num_threads()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # vLLM's own, of torch
-            self.engine = vllm.LLM(
-                model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
-                generation_config="vllm",  # not the model's own top_p and temperature
-                logprobs_mode="processed_logprobs",  # after temperature, as drawn
-                hf_overrides=partial(vllm_settings.of_text_model, overrides),
-                load_format="dummy" if has_parts else "auto", use_tqdm_on_load=False, **settings,
-                distributed_executor_backend=(
-                    "external_launcher" if "RANK" in os.environ else None))
+        warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # of torch
+        self.engine = vllm.LLM(
+            model, skip_tokenizer_init=not stop, dtype=dtype, max_model_len=max_length, seed=0,
+            generation_config="vllm",  # not the model's own top_p and temperature
+            logprobs_mode="processed_logprobs",  # after temperature, as drawn
+            hf_overrides=partial(vllm_settings.of_text_model, overrides),
+            load_format="dummy" if has_parts else "auto", use_tqdm_on_load=False, **settings,
+            distributed_executor_backend="external_launcher" if "RANK" in os.environ else None)
         if self.sleeps:
             torch.set_num_threads(threads)  # vLLM sets one, for the whole process
         if has_parts:  # vLLM would look for their weights under other names
