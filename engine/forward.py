@@ -272,8 +272,8 @@ class HeadLogprobs(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, *[None] * 4  # autograd casts them to the inputs' dtypes
 
 
-def micro_batches(batch, budget, layout="padded", ranks=1):
-    """Lists of rows of at most `budget` tokens each, rows of like lengths together.
+def micro_batches(batch, budget, layout="padded", ranks=1, among=None):
+    """Lists of rows, all or those `among`, of at most `budget` tokens each, like lengths together.
 
     Padding counts. A shared prompt counts once, and a sixteenth of it for each completion, which
     copies its keys and values. A larger group is cut, and its prompt computed in each part; a
@@ -290,7 +290,7 @@ def micro_batches(batch, budget, layout="padded", ranks=1):
                 + sum(completions[r] + prompts[r] // 16 for r in rows))
 
     groups, parts = {}, []
-    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
+    for row in sorted(among or range(len(lengths)), key=lambda r: -lengths[r]):
         groups.setdefault(group[row], []).append(row)
     for together in groups.values():
         if not parts or cost(parts[-1] + together) > budget:

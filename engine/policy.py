@@ -138,11 +138,11 @@ def minibatches(batch, method, steps, seed, rollout, together=1):
                 yield rows, minibatch
 
 
-def rank_micro_batches(policy, batch, among):
-    """-> this rank's micro-batches of the rows `among`: a list of (rows of batch, Batch)."""
-    parts = micro_batches(batch.rows([*among]), policy.budget, policy.layout, parallel.world())
-    parts = [[among[i] for i in part] for part in parts[parallel.rank()::parallel.world()]]
-    return [(rows, batch.rows(rows or [0])) for rows in parts]  # no rows: row 0, a filler
+def rank_micro_batches(policy, batch, among=None):
+    """-> this rank's micro-batches, of all rows or those `among`: a list of (rows, Batch)."""
+    parts = micro_batches(batch, policy.budget, policy.layout, parallel.world(), among)
+    return [(rows, batch.rows(rows or [0]))  # no rows: row 0, a filler
+            for rows in parts[parallel.rank()::parallel.world()]]
 
 
 def gather_rows(batch, parts, outputs):
@@ -165,7 +165,7 @@ def rows_to_learn(batch, method, entropy_coef=0.0, kl_coef=0.0, **_):
 @torch.no_grad()
 def compute_logprobs(policy, batch):
     """The policy's logprobs and entropy [N, T], without gradient."""
-    parts = rank_micro_batches(policy, batch, range(len(batch.ids)))
+    parts = rank_micro_batches(policy, batch)
     return gather_rows(batch, parts, [policy(micro_batch) for _, micro_batch in parts]).unbind()
 
 
