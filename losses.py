@@ -71,10 +71,9 @@ class Tokens:
 
     def masked(self):
         """A copy in float32 or better, 0 where mask is False, so that a NaN there cannot leak."""
-        def clean(x):
-            return torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
-        return replace(self, **{name: clean(x) for name, x in vars(self).items()
-                                if x is not None and name not in ("mask", "group")})
+        return replace(self, **{
+            name: torch.where(self.mask, x.to(torch.promote_types(x.dtype, torch.float32)), 0.0)
+            for name, x in vars(self).items() if x is not None and name not in ("mask", "group")})
 
 
 def require(holds, sentence):
