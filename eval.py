@@ -34,7 +34,7 @@ from rollout import sample_on_engines
 AT_ONCE = 16384 if torch.cuda.is_available() else 1024
 SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template "
             "template_kwargs stop sampler dtype head_dtype seed").split()
-NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # leave them as they are
+NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # on which none depends
 refuse = partial(failures.refuse, program="eval.py")  # one sentence, exit code 2
 
 
@@ -73,7 +73,7 @@ def parse_args(argv=None):
                         help="show this page, with --model's defaults")
     given = vars(parser.parse_args(argv))
     settings = flags.settings_of(given.get("model"))
-    recipe = "the model's recipe.json", {name: settings.get(name) for name in flags.OF_SAMPLING}
+    recipe = "the model's recipe.json", {name: settings.get(name) for name in flags.OF_A_CHECKPOINT}
     if "help" in given:
         parser.show_help(parser.merge({}, recipe))
     args = parser.merge(given, recipe)
@@ -151,8 +151,9 @@ def claim(args, problems, out):
 
 
 def previous_rows(args, problems, out, size):
-    """-> the rows, graded again, that the folder or --completions has of the first problems, and
-    --against's, or None. size: of a chunk; a partial one, with its one seed, is sampled anew."""
+    """Grades the rows again that the folder or --completions has of the first problems, and keeps
+    whole chunks, of `size` problems: one with fewer is sampled anew. -> them, --against's or None
+    """
     path = out / "completions.jsonl"
     groups = read_groups(Path(args.completions or path), problems, args.samples,
                          args.completions and "--completions", size)

@@ -351,7 +351,7 @@ def reinforce(tokens):
 
 
 def clipped(ratio, advantages, low, high, dual_clip=None):
-    """-min(rho A, clip(rho, 1 - low, 1 + high) A); with dual_clip at most that |A| at A < 0"""
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A); with a dual_clip, dual_clip |A| at most"""
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     if not dual_clip:
         return loss

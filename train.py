@@ -57,7 +57,7 @@ def score(trainer, groups, args):
     batch = make_batch([(group.prompt, group.completions) for group in groups], parallel.device())
     logprobs, batch.entropy = compute_logprobs(trainer.policy, batch)
     metrics = log.sampler_gap(logprobs, batch)
-    # the flag's default is the method's; of "proximal" scored_rollouts replaces those that waited
+    # by default Method.old_logprobs; with a lag scored_rollouts replaces those of "proximal"
     batch.old_logprobs = batch.sampler_logprobs if args.old_logprobs == "sampler" else logprobs
     if trainer.reference:
         batch.ref_logprobs, _ = compute_logprobs(trainer.reference, batch)
@@ -125,7 +125,7 @@ def evaluate(sampler, tokenizer, test_set, args):
 def main(argv=None):
     args, method = parse_args(argv, __doc__)
     parallel.start(args.deterministic)
-    train_set, test_set, sums = load_data(args)
+    train_set, test_set, checksums = load_data(args)
     if checkpoint.finished(args):
         return parallel.stop()
     # ---- the trainer. These imports take seconds: flags and data were checked before
@@ -137,8 +137,8 @@ def main(argv=None):
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, train_set))
 
-    with Run(args, trainer, tokenizer, sums, len(test_set)) as run:
-        sampler = load_sampler(args, trainer, eos)  # slow: the run's folder is claimed first
+    with Run(args, trainer, tokenizer, checksums, len(test_set)) as run:
+        sampler = load_sampler(args, trainer, eos)  # after Run, which restores adapters
         if args.eval_every and not run.rollout:  # it is not resumed
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))

@@ -123,7 +123,7 @@ class TransformersSampler:
             if t == 0:  # from prompts to completions
                 cache.reorder_cache(rows)
                 logits, real = logits[rows], real[rows]
-            ids, logprobs = draw(logits[:, -1], *settings)
+            ids, logprobs = draw(logits[:, -1], *settings)  # temperature, top_p, generator
             for c, token, logprob in zip(at, ids[:, 0].tolist(), logprobs[:, 0].tolist()):
                 if c.truncated:  # so far
                     c.tokens.append(token)

@@ -28,7 +28,7 @@ class Batch:
     prompt_len: Tensor        # [N]
     completion_len: Tensor    # [N]
     mask: Tensor              # [N, T] bool; False: padding, or left out (--mask_truncated)
-    sampler_logprobs: Tensor  # [N, T] after temperature, as are the next six
+    sampler_logprobs: Tensor  # [N, T], as are the next six; of the distribution that was sampled
     old_logprobs: Tensor = None  # log pi_old, of the policy that --old_logprobs names
     entropy: Tensor = None
     advantages: Tensor = None

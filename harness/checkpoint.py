@@ -17,10 +17,10 @@ from engine import parallel
 from engine.policy import Batch
 from harness.failures import RunFailed, refusing, room_for
 from harness.files import CODE, checkpoint_folders, reached, write, writing
-from harness.flags import OF_SAMPLING, flags_of, settings_of
+from harness.flags import OF_A_CHECKPOINT, flags_of, settings_of
 from losses import require
 
-# what a resumed run may change, flags and one of load_data's sums: rounding and draws differ
+# what a resumed run may change, flags and one of load_data's checksums: rounding and draws differ
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
@@ -33,19 +33,19 @@ def differing(old, new):
 
 
 @refusing()
-def compare_with_saved(args, sums, roots):
+def compare_with_saved(args, checksums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.
-    roots: of files.reached. -> sums; missing ones are the run's."""
+    roots: of files.reached. -> checksums; missing ones are the run's."""
     if not args.saved["folder"]:
-        return sums  # without a checkpoint it starts again, perhaps with other flags
+        return checksums  # without a checkpoint it starts again, perhaps with other flags
     saved, now, known = args.saved["flags"], flags_of(args), args.saved["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
         raise ValueError(f"{changes[name]}: the checkpoint's weights are those of the run; train "
                          "another with --model CHECKPOINT")
-    changes |= {name: f"the {name} changed" for name, x in sums.items()
+    changes |= {name: f"the {name} changed" for name, x in checksums.items()
                 if x != (known.get(name) or x)}
     for name, tree in args.saved["code"].items():  # what method and verifiers reach of the file
         if places := differing(*(reached(x, roots) for x in (tree, ast.parse(CODE[name])))):
@@ -57,7 +57,7 @@ def compare_with_saved(args, sums, roots):
             "--out begins anew, --force continues all the same")
     for text in changes.values():
         parallel.say(f"resuming, but {text}")
-    return {**known, **sums}
+    return {**known, **checksums}
 
 
 def finished(args):
@@ -108,7 +108,7 @@ def save(run):
     """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
     last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
     trainer, settings = run.trainer, settings_of(run.args.model)
-    settings |= {name: x for name in OF_SAMPLING if (x := run.flags[name]) is not None}
+    settings |= {name: x for name in OF_A_CHECKPOINT if (x := run.flags[name]) is not None}
     weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
                if name not in trainer.policy.model.all_tied_weights_keys}  # a tied head's
     kept = {name: getattr(run, name) for name in OF_RUN}

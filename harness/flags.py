@@ -26,7 +26,7 @@ OF_A_RECIPE = (
     "tokens_per_micro_batch temperature template template_kwargs stop lr warmup schedule "
     "weight_decay max_grad_norm kl_coef lora_rank eval_every eval_problems eval_samples").split()
 # flags in a checkpoint's recipe.json, over its model's: eval.py asks as the run did
-OF_SAMPLING = "template template_kwargs stop max_tokens max_prompt_tokens".split()
+OF_A_CHECKPOINT = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 # unsaved, and no flag of a method, whose functions have arguments state and group
 OF_THIS_START = set("out resume force check help origin roots saved state group".split())
 # where a value comes from that is not the flag's own default, or the model's recipe

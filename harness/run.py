@@ -40,16 +40,16 @@ def claim_folder(args):
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
 
 
-def begin(run, sums):
+def begin(run, checksums):
     """-> the folder of a Run, with the logs until now, its code and config.json. Its history has
-    each command, with its commit and checksums (sums), and the rollout after which it holds."""
+    each command, with its commit and checksums, and the rollout after which it holds."""
     args, out = run.args, claim_folder(run.args)
     if args.resume:
         checkpoint.rewind(out, run.rollout)
     for name, text in CODE.items():
         write(out / name, text)
     before = args.saved["history"] if run.rollout else []
-    now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=sums)
+    now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=checksums)
     config = dict(flags=run.flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
                   method=losses.describe(args.loss, run.trainer.method),
@@ -61,13 +61,14 @@ def begin(run, sums):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer, which gets its state where a run is resumed; sums: of start.load_data. flags:
-    args, with budget and eval_problems as found, for --resume. rollout: number of the present one.
-    pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's averages).
-    totals: optimizer steps, generated tokens and seconds until now. sampled: tokens since this
-    rollout began. first: the record of the first. stopping: all ranks' signals, which end it."""
+    trainer: Trainer, which gets its state where a run is resumed; checksums: of start.load_data.
+    flags: args, with budget and eval_problems as found, for --resume. rollout: number of the
+    present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's
+    averages). totals: optimizer steps, with overflows, generated tokens and seconds until now.
+    sampled: tokens since this rollout began. first: the record of the first. stopping: all ranks'
+    signals, which end it."""
 
-    def __init__(self, args, trainer, tokenizer, sums, eval_problems):
+    def __init__(self, args, trainer, tokenizer, checksums, eval_problems):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
         vars(self).update(checkpoint.restore(args, trainer) or dict(  # OF_RUN, without flags
             rollout=0, state={}, totals=Counter(), pending=[], first=None))
@@ -75,7 +76,7 @@ class Run(AbstractContextManager):
                           eval_problems=eval_problems or args.eval_problems)
         self.signals, self.stopping, self.warned = [], [], set()
         self.times, self.began = Counter(), perf_counter()
-        self.out = parallel.on_rank0(begin, self, sums)
+        self.out = parallel.on_rank0(begin, self, checksums)
         say(banner(args, trainer, self.out, self.rollout))
 
     def save(self):

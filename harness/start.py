@@ -85,8 +85,8 @@ def load_data(args):
              "held-out problems": test_set and files.checksum_of_problems(test_set),
              "weights of --model": files.checksum_of_weights(args.model),
              "weights of --teacher": args.teacher and files.checksum_of_weights(args.teacher)}
-    sums = {name: x for name, x in known.items() if x}
-    return train_set, test_set, checkpoint.compare_with_saved(args, sums, roots)
+    checksums = {name: x for name, x in known.items() if x}
+    return train_set, test_set, checkpoint.compare_with_saved(args, checksums, roots)
 
 
 def load_tokenizer(args, train_set, test_set):
