@@ -204,7 +204,7 @@ def add_flags(flag, section):
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("out", None, "the run's folder; default runs/<loss>-<steps>-<seed>, later with .2")
+    flag("out", None, "the run's folder; default runs/<method>-<steps>-<seed>, later with .2")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also where training depends on what has changed")
     section("without training")
@@ -293,7 +293,9 @@ def saved_config(args):
     of those that follow others), history and checksums of config.json, by run.begin; trees of
     losses.py and rewards.py; and folder, of the last checkpoint. Without a checkpoint, folder is
     None, and the run starts again; without a run there are no flags. Raises ValueError."""
-    out = Path(args.out or f"runs/{args.loss}-{args.steps_per_rollout}-{args.seed}")
+    cells = (getattr(args, axis) for axis in losses.AXES)  # that replace the row's
+    name = "-".join([args.loss, *filter(None, cells)])
+    out = Path(args.out or f"runs/{name}-{args.steps_per_rollout}-{args.seed}")
     path, (*_, folder) = out / "config.json", (None, *checkpoint_folders(out))
     if not args.resume or not (path.exists() or folder):
         return dict(out=out, flags={}, derived=[], folder=None)
