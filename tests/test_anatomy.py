@@ -447,7 +447,9 @@ def test_only_the_last_token_is_left_out_of_a_text(tokenizer):
     ids = tokenizer.encode("<answer>7+1<pad>+9</answer><eos>")
     text = decode(tokenizer, Completion(ids, [], False))
     assert text == "<answer>7+1<pad>+9</answer>"
-    assert decode(tokenizer, Completion(ids[:3], [], True)) == "<answer>7+"
+    for prompt, thinks in (("", 0), ("a<think>\n", 1), ("<think> begins", 0), ("<think></think>", 0)):
+        text = decode(tokenizer, Completion(ids[:3], [], True), tokenizer.encode(prompt))
+        assert text == "<think>" * thinks + "<answer>7+"
 
 
 def test_a_run_is_sent_to_weights_and_biases(folders, tmp_path):

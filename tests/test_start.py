@@ -194,6 +194,9 @@ def test_prompts_that_are_too_long_or_hold_half_a_surrogate_pair_are_said(base, 
         train.main(["--resume", "--rollouts", rollouts, "--out", str(tmp_path / "run")])
         config = json.loads((tmp_path / "run" / "config.json").read_text())
         assert config["flags"]["eval_problems"] == 2
+    train.main(["--resume", "--rollouts", "4", "--eval_data", one, "--out", str(tmp_path / "run")])
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["flags"]["eval_problems"] == 3  # as many as the other file has
     said = refused(capsys, train.main, "--model", base, *SMALL, "--eval_data", all_long)
     assert f"--max_prompt_tokens 16: a prompt of --eval_data {all_long}" in said
     path = Path(own_file(tmp_path, "5"))
