@@ -229,8 +229,10 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(objective=lambda t: plain(t) * ~t.mask), "it has no gradient at any token"),
     (mine(objective=lambda t: plain(t) - 0.01 * t.entropy), "adds tokens.entropy, which has no"),
     (mine(objective=lambda t: (plain(t), dict(kl_ref=0.5))), "'kl_ref', which is measured for"),
-    *[(mine(objective=lambda t, name=name: (plain(t), {name: 0.5})), f"'{name}', which is measured")
-      for name in ("lr", "kl_old_k1", "kl_teacher", "kl_age")],
+    (mine(objective=lambda t: (plain(t), dict(lr=0.5))), "'lr', which is measured for every"),
+    (mine(objective=lambda t: (plain(t), dict(kl_old_k1=0.5))), "'kl_old_k1', which is measured"),
+    (mine(objective=lambda t: (plain(t), dict(kl_teacher=0.5))), "'kl_teacher', which is measured"),
+    (mine(objective=lambda t: (plain(t), dict(kl_age=0.5))), "'kl_age', which is measured"),
     (mine(advantage=lambda r, state: state.update(mass_pos=1.0) or r), "'mass_pos', which is"),
     (mine(objective=lambda t: plain(t) - 0.01 * t.entropy * (t.advantages != 0)), "adds tokens."),
     (mine(objective=lambda t: (plain(t), dict(x=t.ratio[0]))), "'x', which is not one number"),
