@@ -137,8 +137,9 @@ def main(argv=None):
         parallel.say(banner(args, trainer, None, 0))
         sys.exit(check.run(args, trainer, load_sampler(args, trainer, eos), tokenizer, train_set))
 
-    with Run(args, trainer, tokenizer, checksums, len(test_set)) as run:
-        sampler = load_sampler(args, trainer, eos)  # after Run, which restores adapters
+    restored = checkpoint.restore(args, trainer)  # adapters, optimizer, numbers; None: a new run
+    with Run(args, trainer, tokenizer, checksums, len(test_set), restored) as run:
+        sampler = load_sampler(args, trainer, eos)
         if args.eval_every and not run.rollout:  # it is not resumed
             with run.timed("eval"):
                 run.write(evaluate(sampler, tokenizer, test_set, args))

@@ -40,6 +40,7 @@ from graders import lexer
 from graders.lexer import BEHIND, LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
 
 LONGEST = 5000  # characters of an answer
+RADIANS = {("name", " °"): ("/", ("const", "π"), ("num", Fraction(180)))}  # of a degree
 cached = functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
 
 
@@ -309,7 +310,7 @@ class Parser:
         base = self.take("sub") if name == "log" else None
         exponent = self.expression(POWER) if self.take("^") else None
         argument = self.prefix() if self.kind in "([{" else self.expression(ARGUMENT)
-        argument = replaced(argument, {("name", " °"): ("/", ("const", "π"), num(180))})
+        argument = replaced(argument, RADIANS)
         if exponent == num(-1):
             name, exponent = "arc" + name, None
         node = ("f", name, argument)

@@ -15,7 +15,7 @@ from functools import partial
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import SEPARATORS, cached, inside, negative, num, read, replaced
+from graders.answer import RADIANS, SEPARATORS, cached, inside, negative, num, read, replaced
 from graders.lexer import UNITS, WORDS
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
@@ -24,7 +24,6 @@ SAME = HIGH.mpf(10) ** -80  # two irrational values are equal to this part of th
 AGREE = HIGH.mpf(10) ** -30  # to this part the two agree, where HIGH is right to SAME
 BITS = 140_000  # of a power, some 40,000 digits; a larger one has no value
 PERCENT, INFINITY, X = ("name", " %"), ("const", "∞"), ("name", "x")
-RADIANS = {("name", " °"): ("/", ("const", "π"), num(180))}  # of a degree
 INFINITIES = {INFINITY: HIGH.inf, negative(INFINITY): -HIGH.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 INTEGER = "floor ceil choose factorial factorial2".split()

@@ -61,17 +61,16 @@ def begin(run, checksums):
 class Run(AbstractContextManager):
     """`with Run(...) as run:` owns the run's folder until the block ends.
 
-    trainer: Trainer, which gets its state where a run is resumed; checksums: of start.load_data.
-    flags: args, with budget and eval_problems as found, for --resume. rollout: number of the
-    present one. pending: sampled rollouts, not yet learnt from. state: the method's numbers (FADE's
-    averages). totals: optimizer steps, with overflows, generated tokens and seconds until now.
-    sampled: tokens since this rollout began. first: the record of the first. stopping: all ranks'
-    signals, which end it."""
+    checksums: of start.load_data. restored: of checkpoint.restore. flags: args, with budget and
+    eval_problems as found, for --resume. rollout: number of the present one. pending: sampled
+    rollouts, not yet learnt from. state: the method's numbers (FADE's averages). totals: optimizer
+    steps, with overflows, generated tokens and seconds until now. sampled: tokens since this
+    rollout began. first: the record of the first. stopping: all ranks' signals, which end it."""
 
-    def __init__(self, args, trainer, tokenizer, checksums, eval_problems):
+    def __init__(self, args, trainer, tokenizer, checksums, eval_problems, restored):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
-        vars(self).update(checkpoint.restore(args, trainer) or dict(  # OF_RUN, without flags
-            rollout=0, state={}, totals=Counter(), pending=[], first=None))
+        vars(self).update(
+            restored or dict(rollout=0, state={}, totals=Counter(), pending=[], first=None))
         self.flags = dict(flags_of(args), tokens_per_micro_batch=trainer.policy.budget,
                           eval_problems=eval_problems or args.eval_problems)
         self.signals, self.stopping, self.warned = [], [], set()
