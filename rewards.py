@@ -39,10 +39,10 @@ def the_answer(completion):
     return parts[2].strip()
 
 
-def arithmetic(text, longest=200):
+def arithmetic(text):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
     Unparsed. The limits bound recursion and numbers."""
-    if len(text) > longest or text.count("(") > 40 or not re.fullmatch(r"[-+*/()0-9\s]+", text):
+    if len(text) > 200 or text.count("(") > 40 or not re.fullmatch(r"[-+*/()0-9\s]+", text):
         raise Unparsed("no short expression in + - * / ( ) and whole numbers")
     plain, numbers = re.sub(r"\b0+(?=[0-9])", "", " ".join(text.split())), []
 

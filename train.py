@@ -28,10 +28,10 @@ from rollout import sample_on_engines
 
 REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
 
-# ---------------------------------------------------------------------------- sample, grade, score
+# ----------------------------------------------------------- sample and grade; score: log pi
 
 def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
-    """-> the P groups to learn from, and all that were sampled. rollout: its number, from 1.
+    """-> P groups to learn from, and all; those of several rewards first. rollout: from 1.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
     by a new draw, up to REFILLS times. If there are still too few, uniform groups fill the
@@ -73,9 +73,8 @@ def score(trainer, groups, args):
 
 
 def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
-    """Yields what to learn from next, once for each rollout of the run: the Batch of P groups of G
-    completions, group by group; their rewards [P, G] as graded; metrics to log; and examples for
-    samples.jsonl.
+    """Yields what to learn from, once a rollout: the Batch of P groups of G completions, group by
+    group; their rewards [P, G] as graded; metrics to log; and examples for samples.jsonl.
 
     With --rollout_lag N, N later rollouts are sampled before one is yielded. They wait in
     run.pending, with the log probabilities of the weights that sampled them."""
@@ -88,7 +87,7 @@ def scored_rollouts(run, trainer, sampler, tokenizer, train_set, args):
                 batch, metrics = score(trainer, groups, args)
             rewards = torch.tensor([group.rewards for group in groups], device=parallel.device())
             outcome = log.outcome(all_groups)  # also of those not learnt from
-            run.sampled += outcome["len/sum"]  # in tokens
+            run.sampled_tokens += outcome["len/sum"]
             run.pending.append((batch, rewards, {**outcome, **metrics},
                                 log.examples(groups, tokenizer)))
         batch, rewards, metrics, examples = run.pending.pop(0)
@@ -156,7 +155,7 @@ def main(argv=None):
                 advantages = group_advantages(method, shaped_rewards, run.state)  # [P, G]
             batch.set_advantages(advantages)
 
-            # ---- S optimizer steps (Trainer.step: policy.backward, AdamW), each on its own share
+            # ---- S optimizer steps (Trainer.step: policy.py's backward, AdamW), each on its share
             together = args.group_size if args.shuffle == "groups" else 1
             with run.timed("update"):
                 steps = [trainer.step(minibatch) for _, minibatch in minibatches(

@@ -35,7 +35,7 @@ class Trainer:
         self.max_tokens, self.max_grad_norm, self.options = max_tokens, max_grad_norm, options
         self.optimizer = torch.optim.AdamW(
             [p for p in policy.parameters() if p.requires_grad],  # of LoRA the adapters alone
-            lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+            betas=betas, weight_decay=weight_decay, fused=True)
         self.lr, self.factor, self.steps_taken = lr, factor, 0
         # of float16's gradients; off, it scales by 1 and steps as the optimizer does
         self.scaler = torch.amp.GradScaler(parallel.device().type,

@@ -56,8 +56,10 @@ class Worker:
             [sys.executable, "-m", "graders.worker", self.module, self.token],
             cwd=Path(__file__).resolve().parent.parent,
             stdin=subprocess.PIPE)  # it dies when this is closed, or we are dead
-        # Its imports are done. If this is not the worker's line, its next one is not a result's.
-        self.process.read_line(START_SECONDS)
+        try:  # Its imports are done. If this is not its line, its next one is not a result's.
+            self.process.read_line(START_SECONDS)
+        except TimeoutError:  # not the job's
+            raise EOFError("it does not start") from None
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
@@ -66,9 +68,9 @@ class Worker:
         self.process = None
 
     def run(self, job):
-        """-> the Result of a job, on whose account it raises nothing: one that takes too long is a
-        timeout, and one that ends its process, or writes to its socket, is an error. A fault gives
-        the job's least reward, and a reward below that is a fault."""
+        """-> the Result of a job, whose errors are faults and not raised: to take too long is a
+        timeout; to end the process, or write to its socket, is an error. A fault has the job's
+        least reward, and a reward below that, or infinite, is a fault."""
         try:
             line = json.dumps(job[:2]).encode() + b"\n"
         except (RecursionError, TypeError, ValueError) as e:  # an answer that is nested too deep
@@ -84,7 +86,7 @@ class Worker:
                     raise ValueError("the line is not the worker's")
                 if not (fault or job.least <= reward <= LARGEST):
                     fault = "error", (f"the reward is {reward}, and the verifier's least is "
-                                      f"{job.least:g}: Verifier(f, least=-1.0) has another")
+                                      f"{job.least:g}, its most {LARGEST:g}: see rewards.Verifier")
                 return Result(job.least, Fault(*fault)) if fault else Result(reward, None)
             except TimeoutError:
                 self.stop()

@@ -1,5 +1,5 @@
-"""Checkpoints: ordinary Hugging Face folders of weights, adapters merged, and trainer.pt, a dict of
-`trainer`, Trainer.state (adapters, optimizer, schedule, scaler), and `run`, OF_RUN of a Run.
+"""Checkpoints: Hugging Face folders of weights, adapters merged, tokenizer and recipe.json, with
+trainer.pt: a dict of `trainer`, Trainer.state (optimizer, adapters, ...), and `run`, OF_RUN.
 
 A run continues bit for bit: weights are saved in float32, the token budget among the flags, and
 problems, sampling and shuffling are functions of (seed, rollout) and an engine's number. On other
@@ -37,9 +37,9 @@ def compare_with_saved(args, checksums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank.
     roots: of files.reached. -> checksums; missing ones are the run's."""
-    if not args.saved["folder"]:
+    if not args.earlier["checkpoint"]:
         return checksums  # without a checkpoint it starts again, perhaps with other flags
-    saved, now, known = args.saved["flags"], flags_of(args), args.saved["checksums"]
+    saved, now, known = args.earlier["flags"], flags_of(args), args.earlier["checksums"]
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
@@ -47,7 +47,7 @@ def compare_with_saved(args, checksums, roots):
                          "another with --model CHECKPOINT")
     changes |= {name: f"the {name} changed" for name, x in checksums.items()
                 if x != (known.get(name) or x)}
-    for name, tree in args.saved["code"].items():  # what method and verifiers reach of the file
+    for name, tree in args.earlier["code"].items():  # what method and verifiers reach of the file
         if places := differing(*(reached(x, roots) for x in (tree, ast.parse(CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     needs_end = args.schedule == "cosine" or args.rollout_lag  # training depends on --rollouts
@@ -62,10 +62,10 @@ def compare_with_saved(args, checksums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    out, folder = args.saved["out"], args.saved["folder"]
-    last = int(folder.name[-6:]) if folder else 0
-    if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
-        parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")
+    checkpoint = args.earlier["checkpoint"]
+    last = int(checkpoint.name[-6:]) if checkpoint else 0
+    if done := (last, (args.out / "curves.png").exists()) >= (args.rollouts, True):
+        parallel.say(f"{args.out}: all {last} rollouts are done; a larger --rollouts continues")
     return done
 
 
@@ -82,7 +82,7 @@ def read_pickle(path, **options):
 def restore(args, trainer):
     """Gives a trainer the state of the last checkpoint. -> the rest of its trainer.pt, attributes
     of Run; None without a checkpoint. Raises RunFailed for a damaged one."""
-    folder, device = args.saved["folder"], parallel.device()
+    folder, device = args.earlier["checkpoint"], parallel.device()
     if not folder:
         return None
     try:  # mapped: on a node every rank would have all ranks' moments

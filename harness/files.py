@@ -119,7 +119,7 @@ def read_groups(path, problems, n=None, flag=None, size=1):
             raise ValueError(
                 f"{flag}: {path} has {len(groups[whole])} completions of problem "
                 f"{problems[whole]['id']} of {problems[whole]['benchmark']}, not {n}; its rows are "
-                f"of {', '.join({str(x) for x, _ in found})}; --limit N takes the first N problems")
+                f"of {', '.join({str(x) for x, _ in found})}; --limit and --samples take fewer")
         whole -= whole % size
     groups = groups[:whole]
     graded = rewards.grade(

@@ -28,7 +28,7 @@ OF_A_RECIPE = (
 # flags in a checkpoint's recipe.json, over its model's: eval.py asks as the run did
 OF_A_CHECKPOINT = "template template_kwargs stop max_tokens max_prompt_tokens".split()
 # unsaved, and no flag of a method, whose functions have arguments state and group
-OF_THIS_START = set("out resume force check help origin roots saved state group".split())
+OF_THIS_START = set("out resume force check help origin roots earlier state group".split())
 # where a value comes from that is not the flag's own default, or the model's recipe
 GIVEN, SAVED, FOLLOWS = "given", "the run's config.json", "follows from other flags"
 NEEDS = dict(force="resume", lora_alpha="lora_rank", kl_unbiased="kl_coef")  # flag: one to be given
@@ -204,7 +204,7 @@ def add_flags(flag, section):
     flag("save_every", 20, "rollouts between checkpoints; 0 is only at the end")
     flag("keep", 2, "checkpoints kept", least=1)
     flag("save_rollouts", False, "every rollout is kept as a file, to analyse its updates")
-    flag("out", None, "the run's folder; default runs/<method>-<steps>-<seed>, later with .2")
+    flag("out", None, "the run's folder; default runs/<loss, cells>-<steps>-<seed>, later with .2")
     flag("resume", False, "continue the run in --out from its newest checkpoint, with its flags")
     flag("force", False, "--resume also where training depends on what has changed")
     section("without training")
@@ -222,8 +222,8 @@ class Settings(argparse.Namespace):
 
 @refusing()
 def parse_args(argv, description=None, rehearsal=False):
-    """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.saved of
-    saved_config, and args.roots names the functions of losses.py at which the method begins.
+    """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.out and
+    args.earlier of earlier_run; args.roots are functions of losses.py, where the method begins.
     rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
@@ -232,9 +232,9 @@ def parse_args(argv, description=None, rehearsal=False):
     # four merges: for the run's folder; for its row and model, which bring flags and values; for
     # the values from which others follow; of all
     given = vars(parser.parse_known_args(argv)[0])
-    config = saved_config(parser.merge(given, recipe_of(given.get("model"))))  # with --resume
-    saved = {name: x for name, x in config["flags"].items()  # "derived" ones follow others, anew
-             if name not in {*config["derived"], *OF_THIS_START, "allow_unsafe_code"}}
+    out, earlier = earlier_run(parser.merge(given, recipe_of(given.get("model"))))
+    saved = {name: x for name, x in earlier["flags"].items()  # "derived" ones follow others, anew
+             if name not in {*earlier["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
@@ -254,10 +254,10 @@ def parse_args(argv, description=None, rehearsal=False):
         ("ten times full training's, for --lora_rank",
          dict(lr=10 * known.lr if known.lora_rank else None))]
     args = parser.merge(given, *tiers)
-    args.saved = config
+    args.out, args.earlier = out, earlier
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
-            f"--resume: there is no run in {config['out']}; with other flags it starts one")
+            f"--resume: there is no run in {out}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     check(args, method, rehearsal)
     settings = Settings()
@@ -288,24 +288,24 @@ def recipe_of(model):
     return source, settings
 
 
-def saved_config(args):
-    """-> out, the run's folder; and of the run there that --resume continues: flags, derived (names
-    of those that follow others), history and checksums of config.json, by run.begin; trees of
-    losses.py and rewards.py; and folder, of the last checkpoint. Without a checkpoint, folder is
-    None, and the run starts again; without a run there are no flags. Raises ValueError."""
+def earlier_run(args):
+    """-> the run's folder; and of the run there that --resume continues: flags, derived (names of
+    those that follow others), history and checksums of config.json, by run.begin; trees of
+    losses.py and rewards.py; and the last checkpoint. Without one, checkpoint is None, and the run
+    starts again; without --resume, or a run, there are no flags. Raises ValueError."""
     cells = (getattr(args, axis) for axis in losses.AXES)  # that replace the row's
     name = "-".join([args.loss, *filter(None, cells)])
     out = Path(args.out or f"runs/{name}-{args.steps_per_rollout}-{args.seed}")
-    path, (*_, folder) = out / "config.json", (None, *checkpoint_folders(out))
-    if not args.resume or not (path.exists() or folder):
-        return dict(out=out, flags={}, derived=[], folder=None)
+    path, (*_, checkpoint) = out / "config.json", (None, *checkpoint_folders(out))
+    if not args.resume or not (path.exists() or checkpoint):
+        return out, dict(flags={}, derived=[], checkpoint=None)
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         history = list(config["history"])
-        return dict(out=out, flags=dict(config["flags"]), derived=list(config["derived"]),
-                    history=history, folder=folder, checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
+        return out, dict(history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
+                         derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
+                         code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -351,14 +351,14 @@ def check(args, method, rehearsal):
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    out, begins_anew = args.saved["out"], not (args.resume or args.check or rehearsal)
+    begins_anew = not (args.resume or args.check or rehearsal)
     defined = re.findall(r"(?m)^def (\w+)", CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [
         (twice, f"losses.py defines {twice} twice: every row that calls it gets the second one"),
         (fault, fault),
-        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
-         f"--out {out} already holds a run, which --resume continues; give another"),
+        ("out" in args.origin and begins_anew and (args.out / "metrics.jsonl").exists(),
+         f"--out {args.out} already holds a run, which --resume continues; give another"),
         *[(args.origin.get(name) == GIVEN and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,

@@ -47,7 +47,7 @@ def of_rows(rows):
 
 
 def outcome(groups):
-    """reward/, groups/, len/ and grader/ of rollout.Groups. A reward of 1 is a solved problem."""
+    """reward/, groups/, len/ and grader/ of rollout.Groups. A reward of 1 is a right one."""
     rows = [row for group in groups for row in group.rows()]
     means, faults = of_rows(rows), Counter(x.kind for group in groups for x in group.faults if x)
     return {
@@ -63,10 +63,10 @@ def outcome(groups):
 
 
 def examples(groups, tokenizer):
-    """The records of samples.jsonl: two completions of each of the first two groups."""
+    """The records of samples.jsonl: two completions of the first and of the last group."""
     return [dict(prompt=tokenizer.decode(group.prompt), **row, answer=group.problem["answer"],
                  verifier=group.problem["verifier"])
-            for group in groups[:2] for row in group.rows()[:2]]
+            for group in groups[:1] + groups[1:][-1:] for row in group.rows()[:2]]
 
 
 def sampler_gap(logprobs, batch):

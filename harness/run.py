@@ -24,9 +24,8 @@ from harness.flags import FOLLOWS, flags_of, with_origins
 
 def claim_folder(args):
     """-> the run's folder, this process's alone from here on. A new run gets a new one."""
-    first = args.saved["out"]
     for number in count(1):
-        out = first.with_name(f"{first.name}.{number}") if number > 1 else first
+        out = args.out.with_name(f"{args.out.name}.{number}") if number > 1 else args.out
         try:
             if not args.resume:  # before the lock, so that a folder with a run stays free
                 out.mkdir(parents=True, exist_ok=True)
@@ -34,7 +33,7 @@ def claim_folder(args):
             lock(out)
             return out
         except (FileExistsError, BlockingIOError):
-            if args.out or args.resume:  # of which flags.check saw that it holds no run
+            if "out" in args.origin or args.resume:  # of which flags.check saw that it holds no run
                 refuse(f"--out {out} is a file, or another train.py is at work there")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
@@ -48,7 +47,7 @@ def begin(run, checksums):
         checkpoint.rewind(out, run.rollout)
     for name, text in CODE.items():
         write(out / name, text)
-    before = args.saved["history"] if run.rollout else []
+    before = args.earlier["history"] if run.rollout else []
     now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=checksums)
     config = dict(flags=run.flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],
@@ -64,8 +63,8 @@ class Run(AbstractContextManager):
     checksums: of start.load_data. restored: of checkpoint.restore. flags: args, with budget and
     eval_problems as found, for --resume. rollout: number of the present one. pending: sampled
     rollouts, not yet learnt from. state: the method's numbers (FADE's averages). totals: optimizer
-    steps, with overflows, generated tokens and seconds until now. sampled: tokens since this
-    rollout began. first: the record of the first. stopping: all ranks' signals, which end it."""
+    steps, with overflows, generated tokens and seconds until now. sampled_tokens: since it began.
+    first: the record of the first rollout. stopping: all ranks' signals, which end it."""
 
     def __init__(self, args, trainer, tokenizer, checksums, eval_problems, restored):
         self.args, self.trainer, self.tokenizer = args, trainer, tokenizer
@@ -100,16 +99,16 @@ class Run(AbstractContextManager):
                 if self.stopping else f"done: curves.png, logs and checkpoints are in {self.out}")
 
     def rollouts(self):
-        """Goes through the numbers of the rollouts; after a signal, the present one is the last."""
+        """Goes through the rollouts; after a signal, the present one is the last."""
         handlers = {number: signal.signal(number, self.note_signal)
                     for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self.rollout < self.args.rollouts and not self.stopping:
                 self.rollout += 1
-                self.times, self.began, self.sampled = Counter(), perf_counter(), 0
+                self.times, self.began, self.sampled_tokens = Counter(), perf_counter(), 0
                 # a method that draws numbers can be resumed, too
                 torch.manual_seed(seed_of("rollout", self.args.seed, self.rollout))
-                yield self.rollout
+                yield
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -164,7 +163,7 @@ class Run(AbstractContextManager):
             **metrics,  # its policy/entropy, the rollout's, replaces the optimizer steps' mean
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
             **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
-            **self.times, "perf/tokens_per_s": self.sampled / seconds,
+            **self.times, "perf/tokens_per_s": self.sampled_tokens / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
         failed = metrics["grader/error"] + metrics["grader/timeout"]

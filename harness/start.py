@@ -150,8 +150,8 @@ def load_trainer(args, method, tokenizer, eos, problem):
     models = f"{args.model}{f' or --teacher {args.teacher}' * bool(args.teacher)}"
     with refusing(f"--model {models} "), room_for("loading"):
         return Trainer.load(
-            args.model, eos, probe, method, compute, weights=args.saved["folder"], lr=args.lr,
-            factor=partial(lr_factor, args.warmup, args.schedule, steps), teacher=args.teacher,
-            weight_decay=args.weight_decay, max_tokens=args.max_tokens,
+            args.model, eos, probe, method, compute, weights=args.earlier["checkpoint"],
+            lr=args.lr, factor=partial(lr_factor, args.warmup, args.schedule, steps),
+            teacher=args.teacher, weight_decay=args.weight_decay, max_tokens=args.max_tokens,
             max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef,
             kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
