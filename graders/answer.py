@@ -40,7 +40,7 @@ from graders import lexer
 from graders.lexer import BEHIND, LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
 
 LONGEST = 5000  # characters of an answer
-RADIANS = {("name", " °"): ("/", ("const", "π"), ("num", Fraction(180)))}  # of a degree
+DEGREE = {("name", " °"): ("/", ("const", "π"), ("num", Fraction(180)))}  # in radians
 cached = functools.lru_cache(maxsize=4096)  # a gold answer is read once for its group
 
 
@@ -74,6 +74,10 @@ def inside(node):
         yield node
         for part in node:
             yield from inside(part)
+
+
+def listed(node):
+    return node[2] if node[0] == "list" else (node,)
 
 
 SEPARATORS, RELATIONS = [",", "and", "or"], [*"=≈<>≤≥≠∈≡"]
@@ -281,7 +285,7 @@ class Parser:
                 node[0] == "chain" and "=" in node[1]):
             raise ValueError("a set of others, or of equations")
         if opening == "\\{" and node[0] != "chain" and node[1] not in ("()", "or"):
-            return ("list", "{}", node[2] if node[0] == "list" else (node,))
+            return ("list", "{}", listed(node))
         if node[:2] == ("list", ",") and opening in "([]":  # ]2, 3[ is open
             brackets = opening.replace("]", "(") + self.peek(-1).kind.replace("[", ")")
             return ("list", brackets, node[2])
@@ -302,7 +306,7 @@ class Parser:
                     name[0] in "ghFGH" or self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
                     name.isupper() and end == 2 and self.peek(1).kind == "num")):  # I(0)
             node = self.prefix()
-            return ("f", name, *(node[2] if node[0] == "list" else (node,)))
+            return ("f", name, *listed(node))
         return ("name", name)
 
     def function(self, name):
@@ -310,7 +314,7 @@ class Parser:
         base = self.take("sub") if name == "log" else None
         exponent = self.expression(POWER) if self.take("^") else None
         argument = self.prefix() if self.kind in "([{" else self.expression(ARGUMENT)
-        argument = replaced(argument, RADIANS)
+        argument = replaced(argument, DEGREE)
         if exponent == num(-1):
             name, exponent = "arc" + name, None
         node = ("f", name, argument)
@@ -379,7 +383,7 @@ def read(text):
     try:
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
             value = picked[2] and read(picked[2])
-            words = {*re.findall(r"(?<!\\)\b[a-z]{2,}", picked[2].lower())}
+            words = {*re.findall(r"(?<!\\)\b(?!(?:none|all) of the)[a-z]{2,}", picked[2].lower())}
             strange = [x for x in words if x not in lexer.NAMED and not unit_name(x)]
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
                     value[0] == "word" or value[0] != "unread" and not strange):

@@ -15,7 +15,7 @@ from functools import partial
 import mpmath
 
 from graders import Unparsed, UnparsedGold
-from graders.answer import RADIANS, SEPARATORS, cached, inside, negative, num, read, replaced
+from graders.answer import DEGREE, SEPARATORS, cached, inside, listed, negative, num, read, replaced
 from graders.lexer import UNITS, WORDS
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
@@ -63,18 +63,16 @@ def integer(name, mp, *given):
                     math.comb(*near) if name == "choose" else math.factorial(*near))
 
 
-def analytic(name):
+def analytic(name, mp, x):
     """A function of mpmath, 0 where that is rounding; not beside a pole, nor of larger numbers."""
-    def of(mp, x):
-        found = getattr(mp, name)(x) if abs(x) < 10**20 else mp.inf
-        if abs(found) > 10**60:
-            raise ArithmeticError("large")
-        return found if abs(found) > 1e-90 else Fraction(0)
-    return of
+    found = getattr(mp, name)(x) if abs(x) < 10**20 else mp.inf
+    if abs(found) > 10**60:
+        raise ArithmeticError("large")
+    return found if abs(found) > 1e-90 else Fraction(0)
 
 
 FUNCTIONS = {
-    **{name: analytic(name.lower().replace("arc", "a").replace("cis", "expj"))
+    **{name: partial(analytic, name.lower().replace("arc", "a").replace("cis", "expj"))
        for name in (*WORDS["FUNC"], "Gamma")},
     **{name: partial(integer, name) for name in INTEGER}, "^": power,
     "+": plus, "*": lambda mp, x, y: x * y, "/": lambda mp, x, y: x / y,
@@ -204,10 +202,6 @@ def rounds(x, y, least=10**5):
             2 * abs(HIGH.convert(y) - HIGH.convert(x)) * last) <= 1 + (abs(x) * last >= 10**15)
 
 
-def listed(node):
-    return node[2] if node[0] == "list" else (node,)
-
-
 def label(node):
     """May it stand left of an equals sign? x, f(x), f^{-1}(x), P(A), AB^2, |AB|, \\sin 2A, a:b, a
     word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
@@ -219,8 +213,8 @@ def label(node):
             return all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
             return True
-        case ("*", left, _):
-            return label(left)
+        case ("*", left, right):
+            return label(left) and names_of(right)
         case ("+" | "^" | "chain" | "∪" | "∖", *_):
             return False
     return node[0] == "f" and node[1] not in FUNCTIONS or names_of(node)
@@ -273,7 +267,8 @@ def equations(a, b):
     kinds = {item[0] for item in (*listed(a), *listed(b))}
     if "chain" not in kinds:
         return None
-    as_lists = kinds == {"chain"} and ((a[1] == "or") == (b[1] == "or") or not has_set(b))
+    as_lists = (kinds == {"chain"} or has_set(b) and len(listed(b)) == 2) and (  # x + 1, x > 0
+        (a[1] == "or") == (b[1] == "or") or not has_set(b))
     if a == b or same_equation(a, b) or as_lists and lists(a, b):
         return True
     both = [named(a), named(b)]
@@ -342,8 +337,8 @@ def contains(node, x):
             return all([contains(part, x) for part in sets])
         case ("∖", _, (every, but)):
             return contains(every, x) and not contains(but, x)
-        case ("numbers", "R"):
-            return True
+        case ("numbers", "R" | "R+" as name):
+            return name == "R" or x > 0
         case ("chain", ("∈" | "=",), (left, found)) if label(left) and closed(found) is None:
             return contains(found, x)
         case ("chain", relations, sides):
@@ -407,7 +402,7 @@ def words(a, b):
     """Words by their letters, small or not; letters without spaces as products but for those that
     are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
     no_points = r"(?i:no|yes|true|false|even|odd)|(?!.*\B[A-Z])...+"
-    word = re.compile("[A-H]+|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
+    word = re.compile("[A-H]+|[A-Z]{4,}|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
     match a, b:
         case (("list", tag, items), ("word", text, *_)) | (
                 ("word", text, *_), ("list", tag, items)) if {*text} <= {*"ABCDEFGH"}:
@@ -458,7 +453,7 @@ def quantities(a, b):
         x: ("name", " " + UNITS[x[1]]) for x in names_of((a, b)) if x[1] in UNITS}  # 6W
     units = [x != y for x, y in zip(plain, (a, b))]
     if any(units) and any(same_value(replaced(a, unit), replaced(b, spelled))
-                          for unit in (spelled, spelled | RADIANS)):
+                          for unit in (spelled, spelled | DEGREE)):
         return True
     return not all(units) and same_value(*plain) and (
         PERCENT not in names_of(a) or abs(closed(b) or 1) >= 1)

@@ -59,7 +59,7 @@ class Worker:
         try:  # Its imports are done. If this is not its line, its next one is not a result's.
             self.process.read_line(START_SECONDS)
         except TimeoutError:  # not the job's
-            raise EOFError("it does not start") from None
+            raise EOFError from None
 
     def stop(self):
         """Kills the process, if there is one, and what its verifiers have started."""
