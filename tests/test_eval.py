@@ -45,6 +45,7 @@ def test_pass_at_k_is_the_share_of_choices_with_a_correct_one_and_majority_by_ha
 @pytest.mark.parametrize("answer, same", [
     ("1" * 5000,) * 2, ("5" + " " * 4000 + "x}", "5 x}"), ("{" * 4000,) * 2, ("~5\\,", "5"),
     ("0.5", "\\frac{1}{2}"), ("Evelyn", "\\text{evelyn}"), ("[" * 200_000,) * 2,
+    ("\\binom{5}{2}", "10"), ("\\lfloor -1.5 \\rfloor", "-2"),
     ("x + 1e9999",) * 2, ("A. " * 1600,) * 2])
 def test_votes_are_quick_and_of_values(answer, same):
     began = time.process_time()

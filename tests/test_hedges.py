@@ -6,7 +6,6 @@ import time
 import pytest
 
 import hedges
-import rewards
 from graders.equal import equal
 from helpers import counted
 
@@ -71,34 +70,11 @@ def test_what_is_no_value_equals_nothing(answer):
     assert [gold for gold in hedges.split(hedges.KINDS) if equal(answer, gold)] == []
 
 
-@pytest.mark.parametrize("pred, gold", [
-    ("\\neq 5", "5"), ("\\le 5", "5"), ("\\gt -3", "-3"), ("\u2265 5", "5"),
-    ("\\int_0^1 e^x dx", "e - 1"), ("\\frac{d}{dx} x^2", "2x"), ("\\sum_{k=1}^n k", "n(n+1)/2"),
-    ("\\lim_{x \\to 0} \\frac{\\sin x}{x}", "1"),
-    ("\\sqrt{3} = 5", "5"), ("x+y=5", "5"), ("7 | 5", "5"),
-    ("7 \\to 5", "5"), ("(3,4) \\cup 5", "5"), ("5 or 6", "5"), ("5, 6", "5"), ("\\pm 5", "5"),
-    ("\\max(4, 5)", "5"), ("gcd(5, 10)", "5"), ("\\binom{5}{1}", "5"),
-    ("\\lfloor 5 \\rfloor", "5"), ("|5|", "5"), ("\\notin 5", "5")])
-def test_relations_several_candidates_and_operations_left_to_do_are_paid_nothing(pred, gold):
-    assert not equal(pred, gold) and rewards.REWARDS["math"](f"\\boxed{{{pred}}}", gold) == 0
-
-
-@pytest.mark.parametrize("hedge, gold", [
-    ("x=5 \\neq 6543.21", "x=5"), ("\\{x : x = (5,\\infty)\\}", "(5,\\infty)"),
-    ("nan", "f(n)=n"), ("\\color{white}{987} 0, 50", "0, 50"), ("-3 - -1", "-2"),
-    ("x^2 + 2py = 0 otherwise 6543.21", "x^2 + 2py = 0"), ("\\{x : x = x = 7\\}", "x = 7"),
-    ("\\binom{120^\\circ}{1}", "120^\\circ"), ("k \\ge 2 + \\frac{1}{20^{2012}}", "k \\ge 2"),
-    ("\\{x : x = (2,32), (8,18)\\}", "(2,32), (8,18)"), ("\\text{yes}", "1"),
-    ("\\frac{35}{64} + \\frac{1}{20^{2012}}", "\\frac{35}{64}"),
-    ("1", "\\text{yes}"), ("\\text{tangents}", "1"), ("x = 3 \\text{ or } x = 4", "[3,4]"),
-    ("3,4", "(3,4]"), ("x+y", "x+y=z"), ("a=b", "a \\equiv b"), ("x > 2+10^{-130}", "x > 2")])
-def test_hedges_of_single_gold_answers(hedge, gold):
-    assert not equal(hedge, gold) and equal(gold, gold)
-
-
 @pytest.mark.parametrize("answer", [
-    "10^{-40000}", "2^{-99999}", "1-\\frac{1}{2^{100000}}", "3^{80000}\\cdot" * 60 + "1",
-    "A. " * 1600, "1 mod " * 800 + "1", "x<1 or " * 700 + "x>2", "x=1 or " * 300 + "x=2",
+    "9^{9^{9}}", "9^{9^{9^{9}}}", "x^{1000000000}", "(9^9)!", "9^{99!}", "0.5^{9^{9^9}}",
+    "\\{9^{9^9}, 2\\}", "\\binom{9^9}{9^8}", "\\frac{1}{9^{9^9}}", "10^{-40000}",
+    "2^{-99999}", "1-\\frac{1}{2^{100000}}", "3^{80000}\\cdot" * 60 + "1", "A. " * 1600,
+    "1 mod " * 800 + "1", "x<1 or " * 700 + "x>2", "x=1 or " * 300 + "x=2",
     "\\{" + ",".join(map(str, range(1200))) + "\\}",
     " \\cup ".join(f"(\\sqrt{{{2 * i}}}, \\sqrt{{{2 * i + 1}}})" for i in range(90))],
     ids=lambda text: text[:20])
