@@ -102,16 +102,15 @@ def test_no_imports_go_in_a_circle():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [
-    "train.parse_args(['--loss', 'fade'])", "eval.parse_args(['--samples', '2'])",
-    "from analysis.__main__ import make_parser as make; make().format_help(); "
-    "make().parse_args(['curves', 'runs'])",
-    "from anatomy.__main__ import make_parser as make; make().parse_args(['page', 'kept.pt'])"])
-def test_flags_are_parsed_before_anything_heavy_is_imported(command):
+def test_flags_are_parsed_before_anything_heavy_is_imported():
     heavy = {"transformers", "vllm", "matplotlib", "sympy", "datasets",
              "torch.distributed.fsdp", "torch.nn.attention.varlen"}
-    code = f"import sys, train, eval; {command}; print(sorted({heavy!r} & set(sys.modules)))"
-    done = python("-c", code)
+    done = python("-c", "import sys, train, eval, analysis.__main__, anatomy.__main__\n"
+                  "train.parse_args(['--loss', 'fade'])\neval.parse_args(['--samples', '2'])\n"
+                  "analysis.__main__.make_parser().format_help()\n"
+                  "analysis.__main__.make_parser().parse_args(['curves', 'runs'])\n"
+                  "anatomy.__main__.make_parser().parse_args(['page', 'kept.pt'])\n"
+                  f"print(sorted({heavy!r} & set(sys.modules)))")
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
