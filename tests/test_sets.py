@@ -5,8 +5,11 @@ import hashlib
 import json
 import pickle
 import re
+import runpy
+import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from conftest import BENCHMARKS, needs_benchmarks
 from data import countdown
 from data.prompts import encode
 from data.sets import SETS
-from helpers import python, write_rows
+from helpers import write_rows
 from rewards import REWARDS
 from study import tiny
 
@@ -110,9 +113,10 @@ def test_a_pickle_that_would_do_something_or_is_above_a_gigabyte_is_refused(tmp_
     with pytest.raises(data.DataError, match=r"line 1 .*builtins\.print"):
         data.load("livecodebench", "test", tmp_path)
     assert "it ran" not in capsys.readouterr().out
-    packer, spaces = zlib.compressobj(1), b" " * 2**24  # a text "[]" with spaces behind it
-    pickled = [b"\x80\x04\x8d", (2**24 * 65 + 2).to_bytes(8, "little"), b"[]", *[spaces] * 65, b"."]
-    packed = b"".join([*map(packer.compress, pickled), packer.flush()])
+    packer = zlib.compressobj(1)  # a text "[]" with spaces behind it
+    begin, spaces, end = (packer.compress(part) + packer.flush(zlib.Z_FULL_FLUSH) for part in (
+        b"\x80\x04\x8d" + (2**24 * 65 + 2).to_bytes(8, "little") + b"[]", b" " * 2**24, b"."))
+    packed = begin + spaces * 65 + end
     write(tmp_path, "livecodebench", dict(
         LCB, private_test_cases=base64.b64encode(packed).decode()))
     with pytest.raises(data.DataError, match="line 1 is not a row"):
@@ -220,11 +224,19 @@ def test_templates(tokenizer, monkeypatch):
         assert text(puzzle) == f"[user]{system}\n\n{user}:" and text(table) == "[user]2+2?:"
 
 
-def test_solved_problems_stand_in_front_of_each_prompt_and_overlaps_are_found(tmp_path):
+def test_solved_problems_stand_in_front_of_each_prompt_and_overlaps_are_found(
+        tmp_path, monkeypatch, capsys):
     """GSM8K's own solutions, with the answer in a box; those shown are left out of the rows."""
+    def said(module, *args):
+        monkeypatch.setattr(sys, "argv", [module, *map(str, args)])
+        with suppress(SystemExit):
+            runpy.run_module(module, run_name="__main__")
+        out, error = capsys.readouterr()
+        return error or out
+
     def shots(*args):
-        done = python("-m", "examples.shots", *args, "--data_dir", tmp_path)
-        return done.stderr or [json.loads(line) for line in done.stdout.splitlines()]
+        text = said("examples.shots", *args, "--data_dir", tmp_path)
+        return [json.loads(line) for line in text.splitlines()] if text[0] == "{" else text
     for split, numbers in (("train", range(1200, 1206)), ("test", [2, 1201])):
         write_rows(tmp_path / f"gsm8k_{split}.jsonl", [
             dict(question=f"{i} and 1?", answer=f"It is {i} + 1.\n#### {i + 1:,}")
@@ -246,8 +258,8 @@ def test_solved_problems_stand_in_front_of_each_prompt_and_overlaps_are_found(tm
     write(tmp_path, "deepscaler", dict(problem="zero " + " ".join(words).upper(), answer="1"))
     write(tmp_path, "aime25", dict(id="a", problem=", ".join(words), answer="1"),
           dict(id="b", problem=" ".join(words[:12]), answer="1"))
-    done = python("-m", "examples.overlap", "deepscaler", "aime25", tmp_path)
-    assert done.stdout == f"a: {' '.join(words[:13])}\n", done.stderr
+    found = said("examples.overlap", "deepscaler", "aime25", tmp_path)
+    assert found == f"a: {' '.join(words[:13])}\n"
 
 
 def key(problem):
