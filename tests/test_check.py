@@ -38,35 +38,22 @@ def test_all_is_right_with_the_embedded_base_and_no_folder_is_made(capsys, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dtype, kept", [
-    ("float32", lambda name, calls: "lm_head" not in name),
-    ("bfloat16", lambda name, calls: "lm_head" not in name),
-    ("bfloat16", lambda name, calls: "layers.1." not in name),
-    ("bfloat16", lambda name, calls: False), ("bfloat16", lambda name, calls: len(calls) == 1)])
-def test_a_sync_that_loses_something(dtype, kept, base, capsys, monkeypatch):
-    calls = []
-
-    def load_weights(self, weights):
-        calls.append(1)
-        own(self, [(name, w) for name, w in weights if kept(name, calls)])
-    own = TransformersSampler.load_weights
-    monkeypatch.setattr(TransformersSampler, "load_weights", load_weights)
-    assert failing(capsys, "--dtype", dtype, "--tokens_per_micro_batch", "1024") == [AFTER_SYNC]
+load_weights, generate, weights = (
+    TransformersSampler.load_weights, TransformersSampler.generate, parallel.weights)
 
 
-def test_an_adapter_that_is_lost(base, capsys, monkeypatch):
-    """Adapters are 0 when a run starts: the check gives them noise."""
-    own = parallel.weights
-
-    def weights(policy, merged):
-        for name, value in own(policy, merged):
-            base_layer = name.replace("down_proj.weight", "down_proj.base_layer.weight")
-            yield name, policy.model.state_dict().get(base_layer, value)
-    monkeypatch.setattr(parallel, "weights", weights)
-    assert failing(capsys, "--lora_rank", "2") == [AFTER_SYNC]
+def losing(kept):
+    """A sync without the weights for which kept(name, number of the sync) is false."""
+    def load(self, weights):
+        self.syncs = getattr(self, "syncs", 0) + 1
+        load_weights(self, [(name, w) for name, w in weights if kept(name, self.syncs)])
+    return load
 
 
-load_weights, generate = TransformersSampler.load_weights, TransformersSampler.generate
+def without_adapters(policy, merged):
+    for name, value in weights(policy, merged):
+        base_layer = name.replace("down_proj.weight", "down_proj.base_layer.weight")
+        yield name, policy.model.state_dict().get(base_layer, value)
 
 
 def other_weights(self, weights):
@@ -83,16 +70,28 @@ def without_eos(self, *args):
     return completions
 
 
-@pytest.mark.parametrize("owner, name, broken, rows", [
-    (TransformersSampler, "load_weights", other_weights, [AT_07, AFTER_SYNC, AT_FIRST]),
-    (TransformersSampler, "generate",
-     lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), [AT_07]),
-    (TransformersSampler, "generate", without_eos, [ENDS, MIXED]),
-    (parallel, "memory", lambda: 1e8, ["memory of an update of 4 x 48 tokens"]),
-], ids=["weights", "temperature", "eos", "memory"])
-def test_a_fault_fails_its_row(owner, name, broken, rows, base, capsys, monkeypatch):
+SYNC, GENERATE = (TransformersSampler, "load_weights"), (TransformersSampler, "generate")
+BFLOAT16 = "--dtype bfloat16 --tokens_per_micro_batch 1024"
+
+
+@pytest.mark.parametrize("owner, name, broken, flags, rows", [
+    (*SYNC, losing(lambda name, sync: "lm_head" not in name), "", [AFTER_SYNC]),
+    (*SYNC, losing(lambda name, sync: "lm_head" not in name), BFLOAT16, [AFTER_SYNC]),
+    (*SYNC, losing(lambda name, sync: "layers.1." not in name), BFLOAT16, [AFTER_SYNC]),
+    (*SYNC, losing(lambda name, sync: False), BFLOAT16, [AFTER_SYNC]),
+    (*SYNC, losing(lambda name, sync: sync == 1), BFLOAT16, [AFTER_SYNC]),
+    # adapters are 0 when a run starts: the check gives them noise
+    (parallel, "weights", without_adapters, "--lora_rank 2", [AFTER_SYNC]),
+    (*SYNC, other_weights, "", [AT_07, AFTER_SYNC, AT_FIRST]),
+    (*GENERATE, lambda *given: generate(*given[:-1], (1.0, *given[-1][1:])), "", [AT_07]),
+    (*GENERATE, without_eos, "", [ENDS, MIXED]),
+    (parallel, "memory", lambda: 1e8, "", ["memory of an update of 4 x 48 tokens"]),
+], ids=["lm_head", "lm_head in 16 bits", "a layer", "all", "all but once", "adapters", "weights",
+        "temperature", "eos", "memory"])
+def test_a_fault_fails_its_row(owner, name, broken, flags, rows, capsys, monkeypatch):
+    monkeypatch.setattr(check, "PROMPTS", 8)
     monkeypatch.setattr(owner, name, broken)
-    assert failing(capsys) == rows
+    assert failing(capsys, *flags.split()) == rows
 
 
 def test_completions_that_cannot_end_and_problems_of_which_none_is_solved(base, capsys, tmp_path):
