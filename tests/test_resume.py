@@ -28,6 +28,7 @@ from anatomy.rollout import open_rollout
 from anatomy.tokens import walked
 from conftest import ROOT
 from engine.policy import compute_logprobs
+from forked import CONTEXT, within
 from harness import checkpoint, files, run
 from harness.files import checkpoint_folders
 from helpers import records, same, until, weights, without
@@ -110,12 +111,13 @@ def test_a_lagging_policy_before_the_update_resumes_bit_for_bit(base, tmp_path):
     assert kept.follow("grpo").batch.teacher_logprobs is None
 
 
-def started(out, flags, lines=1):
-    """-> train.py as a process, which has written so many records."""
-    process = subprocess.Popen([sys.executable, "train.py", *flags, "--out", str(out)], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(out, flags, lines):
+    """-> train.py as a process, which has written so many records; what it says is beside out."""
+    process = CONTEXT.Process(target=within, args=(
+        ["train.py", *flags, "--out", str(out)], str(ROOT), str(out.parent), {}))
+    process.start()
     log = out / "metrics.jsonl"
-    until(lambda: process.poll() is not None or (
+    until(lambda: not process.is_alive() or (
         log.exists() and log.read_text().count("\n") >= lines), 600)
     return process
 
@@ -127,7 +129,8 @@ def test_killed_at_random_moments(whole, tmp_path):
         process = started(out, [*whole[1], "--resume"], lines)
         time.sleep(rng.uniform(0, 0.3))
         process.kill()
-        killed += process.wait() == -signal.SIGKILL
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
     # as where it was killed while an old checkpoint was removed after the last one
     (out / "checkpoints/unfinished").mkdir(exist_ok=True, parents=True)
     train.main([*whole[1], "--out", str(out), "--resume"])
@@ -204,20 +207,15 @@ def test_a_file_that_cannot_be_written_is_one_sentence_and_nothing_is_lost(
     assert same(resume(out), whole[0])
 
 
-def test_without_any_good_checkpoint_the_run_starts_again(whole, tmp_path):
-    out = without(whole[0], tmp_path / "run", 1, 2, 3, 4)
+def test_without_any_good_checkpoint_the_run_starts_again_where_it_is(whole, tmp_path, monkeypatch):
+    """With its flags, here in the default folder of another method."""
+    monkeypatch.chdir(tmp_path)
+    out = without(whole[0], tmp_path / "runs" / "grpo-16-0", 1, 2, 3, 4)
     with open(out / "metrics.jsonl", "a") as file:
         file.write("garbage\n")
-    assert same(resume(out), whole[0])  # with its flags
-    assert "garbage" in (out / "metrics.jsonl.old").read_text()  # nothing is thrown away
-
-
-def test_a_run_in_the_default_folder_of_another_method_is_continued_there(whole, tmp_path,
-                                                                          monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = without(whole[0], tmp_path / "runs" / "grpo-16-0", 4)
     train.main(["--resume"])
     assert same(out, whole[0]) and [path.name for path in out.parent.iterdir()] == [out.name]
+    assert "garbage" in (out / "metrics.jsonl.old").read_text()  # nothing is thrown away
 
 
 def test_other_flags_are_listed_and_those_of_the_method_refused(whole, tmp_path, capsys):
@@ -290,15 +288,15 @@ def test_saved_flags_that_nothing_takes_are_a_sentence_and_strangers_set_no_flag
     assert (args.allow_unsafe_code, args.force, args.out) == (False, False, str(out))
 
 
-@pytest.mark.parametrize("name, old, new, said", [
-    ("losses.py", "advantages / delta", "advantages", "losses.py changed in weigh_failures: "),
-    ("rewards.py", "def arithmetic", "def before", "rewards.py changed in arithmetic: "),
-    ("config.json", r'"weights of --model": \d+', '"weights of --model": 1',
+@pytest.mark.parametrize("finished, name, old, new, said", [
+    (False, "losses.py", "advantages / delta", "advantages",
+     "losses.py changed in weigh_failures: "),
+    (True, "rewards.py", "def arithmetic", "def before", "rewards.py changed in arithmetic: "),
+    (True, "config.json", r'"weights of --model": \d+', '"weights of --model": 1',
      "the weights of --model changed: "),
-    ("config.json", r'"problems": \d+', '"problems": 1', "the problems changed: "),
+    (False, "config.json", r'"problems": \d+', '"problems": 1', "the problems changed: "),
 ], ids=["row", "verifier", "weights", "problems"])
-@pytest.mark.parametrize("finished", [True, False])
-def test_other_code_is_named_and_needs_force(whole, tmp_path, name, old, new, said, finished,
+def test_other_code_is_named_and_needs_force(whole, tmp_path, finished, name, old, new, said,
                                              capsys):
     out = without(whole[0], tmp_path / "run", *[4] * (not finished))
     text, count = re.subn(old, new, (out / name).read_text())
@@ -319,9 +317,10 @@ def test_a_signal_saves_and_stops(whole, tmp_path):
     """SIGINT, from a terminal; SIGTERM, as schedulers send it, is below."""
     out = tmp_path / "run"
     process = started(out, [*whole[1], "--save_every", "0"], 2)  # handlers come after the first
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == 130
+    os.kill(process.pid, signal.SIGINT)
+    process.join(600)
+    said = (tmp_path / "stdout").read_text() + (tmp_path / "stderr").read_text()
+    assert process.exitcode == 130
     assert "--resume continues" in said and "Traceback" not in said
     assert len(list((out / "checkpoints").iterdir())) == 1
     assert same(resume(out), whole[0])
