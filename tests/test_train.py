@@ -309,8 +309,8 @@ def test_sketches_that_are_not_refused(row, request, monkeypatch, capsys):
     pytest.param(name, marks=[pytest.mark.quick] * (name == "fade")) for name in METHODS])
 def test_every_method_runs(name, base, tmp_path, graded):
     teacher = ["--teacher", base] if name == "opd" else []
-    first, *records = run(base, tmp_path / "run", "--loss", name, *teacher)
-    assert [r["rollout"] for r in records] == [1, 2] and "eval/countdown/mean@2" in first
+    records = run(base, tmp_path / "run", "--loss", name, "--eval_every", "0", *teacher)
+    assert [r["rollout"] for r in records] == [1, 2]
     steps = 2 * len(METHODS[name].passes)
     for record in records:
         assert all(math.isfinite(x) for x in record.values() if isinstance(x, (int, float)))
