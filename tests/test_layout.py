@@ -127,7 +127,7 @@ def test_every_method_and_every_split_has_the_unshared_gradient(models, name, ho
         model.gradient_checkpointing_enable(dict(use_reentrant=False))
     for weigh, (wanted, told) in zip(METHODS[name].passes, plain, strict=True):
         assert wanted.norm() > 1e-6
-        for budget in (1, 14, 40, 10**9):  # from a row alone to all at once
+        for budget in (14, 10**9):  # of groups in parts, a row or more, and all at once
             shared, metrics = step_gradient(model, batch, name, weigh, budget=budget,
                                             layout="shared")
             assert (shared - wanted).norm() <= 1e-9 * wanted.norm()

@@ -1,6 +1,5 @@
 """policy.py: the gradient of an optimizer step does not depend on how it is cut up."""
 
-import copy
 import json
 from dataclasses import replace
 
@@ -106,7 +105,7 @@ def only(batch, rows):
     return replace(batch, advantages=batch.advantages * learnt)
 
 
-@pytest.mark.parametrize("some", [range(ROWS), (0, 3, 7), (10,), ()], ids=lambda some: len(some))
+@pytest.mark.parametrize("some", [(0, 3, 7, 8, 10), (10,), ()], ids=lambda some: len(some))
 @pytest.mark.parametrize("name", [*METHODS, "corrected"])
 def test_neither_the_split_matters_nor_rows_without_an_advantage(model, batch, name, some,
                                                                  monkeypatch):
@@ -120,7 +119,7 @@ def test_neither_the_split_matters_nor_rows_without_an_advantage(model, batch, n
             whole, told = gradient(model, batch, method, ROWS, patch, weigh)
         assert (whole.norm() > 1e-6) == bool(some) or name in (
             "p3o", "gspo", "luspo", "dro", "kl_cov")
-        for size in (1, 8, ROWS):
+        for size in (1, 3):
             found, metrics = gradient(model, batch, method, size, monkeypatch, weigh)
             assert (found - whole).norm() <= 1e-9 * whole.norm()
             assert metrics["learnt_tokens"] == left.sum()
@@ -162,8 +161,8 @@ def test_what_is_logged_is_of_rows_with_an_advantage(model, batch, name, monkeyp
         assert told["clip_frac"] == clipped.sum() / batch.mask.sum() > 0
 
 
-@pytest.mark.parametrize("layout", ["padded", "shared"])
-@pytest.mark.parametrize("tokens_in_a_chunk", [1, 7, 10**6])
+@pytest.mark.parametrize("layout, tokens_in_a_chunk", [
+    ("padded", 1), ("padded", 10**6), ("shared", 7)])
 def test_chunks_and_layouts_change_nothing(model, batch, layout, tokens_in_a_chunk):
     """Against plain autograd through whole logits, in float64. They differ by the order of sums: by
     9e-15 of a tensor's largest element at most, over three instruction sets, one thread and two."""
@@ -327,20 +326,6 @@ def test_how_often_the_model_runs(model, batch, name, size, passes, monkeypatch)
     gradient(model, batch, METHODS[name], size, monkeypatch)
     hook.remove()
     assert caches == [False] * passes
-
-
-def test_the_policys_defaults_and_bfloat16(model, batch):
-    exact = policy.Policy(copy.deepcopy(model.model).float())
-    assert (exact.temperature, exact.dtype, exact.budget, exact.layout) == (
-        1, "float32", 2**14, "padded")
-    rough = policy.Policy(exact.model, dtype="bfloat16")
-    with torch.no_grad():
-        a, b = exact(batch)[0].double(), rough(batch)[0].double()
-        wanted = policy.Policy(model.model)(batch)[0]
-    assert (a - wanted).abs().max() < 1e-3 < (b - wanted).abs().max() < 1
-    # a batch of rows that are shorter than the widest of the batch they come from
-    rows = [r for r in range(ROWS) if batch.completion_len[r] < batch.mask.shape[1]][:2]
-    assert torch.allclose(model(batch.rows(rows))[0], model(batch)[0][rows], atol=1e-12)
 
 
 def test_the_token_budget_follows_the_memory(small, monkeypatch):
