@@ -149,20 +149,20 @@ def test_selects_by_name():
 loaded = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
 
 
-def moved(base, tmp_path):
-    """A teacher: the base with other weights in its head."""
-    model = loaded(base)
+@pytest.fixture(scope="module")
+def teacher(base, tmp_path_factory):
+    """The folder of the base with other weights in its head."""
+    folder, model = tmp_path_factory.mktemp("teacher"), loaded(base)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(3)
     for part in (model, AutoTokenizer.from_pretrained(base)):
-        part.save_pretrained(tmp_path / "teacher")
-    return str(tmp_path / "teacher")
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.mark.parametrize("loss", ["opd", "grpo"])
-def test_a_teacher_is_added_to_each_tokens_advantage(loss, base, tmp_path):
+def test_a_teacher_is_added_to_each_tokens_advantage(loss, base, teacher, tmp_path):
     """A = the row's + log pi_teacher - log pi_old, as the two models have them."""
-    teacher = moved(base, tmp_path)
     first, *_ = run(base, tmp_path / "run", "--loss", loss, "--teacher", teacher,
                     "--save_rollouts")[1:]
     kept = torch.load(tmp_path / "run" / "rollouts" / "rollout_000001.pt")
@@ -177,23 +177,23 @@ def test_a_teacher_is_added_to_each_tokens_advantage(loss, base, tmp_path):
     assert torch.allclose(batch.advantages, rewards.reshape(-1, 1) + its - own, atol=1e-5)
 
 
-def test_a_teacher_that_cannot_teach_is_refused(base, tmp_path, capsys):
-    teacher = moved(base, tmp_path)
-    path = tmp_path / "teacher" / "tokenizer.json"
+def test_a_teacher_that_cannot_teach_is_refused(base, teacher, tmp_path, capsys):
+    other = shutil.copytree(teacher, tmp_path / "other")
+    path = other / "tokenizer.json"
     path.write_text(path.read_text().replace('"+"', '"plus"'))
     damaged = shutil.copytree(base, tmp_path / "damaged")
     os.truncate(damaged / "model.safetensors", 1000)
-    for folder, words in ((teacher, "has another tokenizer than --model"),
+    for folder, words in ((other, "has another tokenizer than --model"),
                           (damaged, f"--model {base} or --teacher {damaged} cannot be loaded"),
                           ("/nowhere", "--teacher, as --model /nowhere is no folder here")):
         assert words in refused(capsys, train.main, "--model", base, *SMALL, "--loss", "opd",
                                 "--teacher", folder, "--out", tmp_path / "run")
 
 
-def test_the_teachers_part_on_two_ranks(base, tmp_path):
+def test_the_teachers_part_on_two_ranks(base, teacher, tmp_path):
     flags = ("--rollouts 1 --save_rollouts --loss opd --tokens_per_micro_batch 40 "
              "--eval_every 0").split()
-    teacher, out = moved(base, tmp_path), tmp_path / "run"
+    out = tmp_path / "run"
     torchrun(2, "train.py", "--model", base, "--teacher", teacher, "--out", out, *SMALL, *flags,
              forks=True)
     batch = Batch(**torch.load(out / "rollouts" / "rollout_000001.pt")["batch"])
