@@ -335,7 +335,7 @@ def test_figures_of_runs(folders, tmp_path, drawn, command, points):
             "a, 2 seeds": [(1, 1.0, 1.0, 1.0), (2, pytest.approx(0.8), 0.7, 0.9)]}
 
 
-def test_pass_at_k_of_runs(folders, tmp_path):
+def test_pass_at_k_of_runs_and_of_one_seed_with_an_interval_over_problems(folders, tmp_path):
     assert pass_at_k(grouped(*folders[:2])) == {
         "base m x/own.jsonl": {1: (0.05,) * 3, 4: (0.1,) * 3}, "a": {2: (0.2,) * 3, 4: (0.5,) * 3}}
     one, other = (curves.read(folder) for folder in (folders[0], folders[2]))
@@ -346,6 +346,12 @@ def test_pass_at_k_of_runs(folders, tmp_path):
     groups = grouped(write_run(tmp_path / "b-0", rollouts=0))
     assert "| 0 | 1 | own.jsonl, 32 x 4 | - | - |" in runs.table(groups)
     assert list(pass_at_k(groups)) == ["base m x/own.jsonl"]
+    # two methods begin with the same model: that is one evaluation and not two seeds
+    found = pass_at_k(grouped(*(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02))
+                                for name, lr in (("d-0", 0.1), ("e-0", 0.2)))))
+    for ends, value, half in ((found["d"][4], 0.5, 1.96 * 0.02), (found["d"][2], 0.2, math.nan),
+                              (found["base m x/own.jsonl"][1], 0.05, 1.96 * 0.5)):
+        assert ends == pytest.approx((value, value - half, value + half), nan_ok=True)
 
 
 def test_students_interval():
@@ -367,15 +373,6 @@ def test_a_standard_error_is_no_score(tmp_path):
               "eval/x/mean@8": 0.7, "eval/x/mean_length": 3.0}
     assert curves.scores(record, "pass") == {16: "eval/x/pass@16", 8: "eval/x/pass@8"}
     assert curves.scores(record, "mean") == {8: "eval/x/mean@8"}
-
-
-def test_pass_at_k_of_one_seed_has_an_interval_over_problems(tmp_path):
-    """Two methods begin with the same model: that is one evaluation and not two seeds."""
-    curves = pass_at_k(grouped(*(write_run(tmp_path / name, lr=lr, errors=(0.01, 0.02))
-                                 for name, lr in (("a-0", 0.1), ("b-0", 0.2)))))
-    for found, value, half in ((curves["a"][4], 0.5, 1.96 * 0.02), (curves["a"][2], 0.2, math.nan),
-                               (curves["base m x/own.jsonl"][1], 0.05, 1.96 * 0.5)):
-        assert found == pytest.approx((value, value - half, value + half), nan_ok=True)
 
 
 def test_any_logged_number_is_drawn_and_the_band_of_several_seeds(folders, drawn, capsys):

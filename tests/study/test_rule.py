@@ -91,7 +91,7 @@ def test_scores_of_a_run_and_numbers_that_are_means_of_its_log(tmp_path):
     assert [rule.score(run, kind) for kind in scores] == [0.3, 0.6, 0.2, 0.4, 10, 0.9]
     records = [{"rollout": 0, "eval/x/mean@8": 0.1},
                *({"rollout": r, "policy/ess": 1 / r} for r in range(1, 7))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    write_rows(tmp_path / "metrics.jsonl", records)
     found = runs.numbers_of(tmp_path)
     assert found["mean"]["policy/ess"] == pytest.approx(2.45 / 6, rel=1e-3)
     assert found["trace"]["policy/ess"] == [0.2] and found["validation"] == [[0, 0.1]]
