@@ -251,9 +251,9 @@ def test_vllm_takes_the_arguments_of_a_gpu(base, monkeypatch):
         assert {*names} <= takes or "kwargs" in takes, function
 
 
-def setting(small, method, init_scale, enabled=True, dtype="float32"):
+def setting(model, method, init_scale, enabled=True, dtype="float32"):
     """-> a Trainer, in float32 but for the scaler, so that its effect alone shows; and a Batch."""
-    p = load(small())
+    p = load(model)
     p.dtype = dtype
     batch = scored(p, rollout(101), torch.Generator().manual_seed(2))
     trainer = Trainer(p, METHODS[method], max_tokens=13, lr=1e-3,
@@ -263,18 +263,18 @@ def setting(small, method, init_scale, enabled=True, dtype="float32"):
 
 
 @pytest.mark.parametrize("method", ["grpo", "acpo", "ar_lopti"])  # acpo: two stages
-def test_the_scale_does_not_change_the_update(small, method):
+def test_the_scale_does_not_change_the_update(model, method):
     """A power of two, in float32: the same bits."""
     weights = []
     for enabled in (False, True):
-        trainer, batch = setting(small, method, 2.0**10, enabled)
+        trainer, batch = setting(model, method, 2.0**10, enabled)
         assert trainer.step(batch)["overflow"] == 0 and trainer.steps_taken == 1
         weights.append(torch.cat([w.detach().flatten() for w in trainer.policy.parameters()]))
     assert torch.equal(*weights)
 
 
-def test_where_no_scale_can_help_the_run_ends(small):
-    trainer, batch = setting(small, "grpo", 1.0)
+def test_where_no_scale_can_help_the_run_ends(model):
+    trainer, batch = setting(model, "grpo", 1.0)
     batch.advantages = torch.full_like(batch.advantages, 3e38)
     with pytest.raises(NotFinite) as stop:
         for _ in range(3):
@@ -282,10 +282,10 @@ def test_where_no_scale_can_help_the_run_ends(small):
     assert stop.value.minibatch is batch
 
 
-def test_small_gradients_survive(small):
+def test_small_gradients_survive(model):
     """What the scale is for: without it float16 rounds them to 0."""
     def scaled(scale, dtype):
-        trainer, batch = setting(small, "grpo", scale, dtype=dtype)
+        trainer, batch = setting(model, "grpo", scale, dtype=dtype)
         batch.advantages = 1e-5 * batch.advantages
         trainer.policy.zero_grad()
         policy.backward(trainer.policy, batch, trainer.method, 13, scale=trainer.scaler.scale)
@@ -314,12 +314,12 @@ def test_a_run_in_float16_and_its_resume(base, tmp_path, sampler):
         assert same(out, tmp_path / "whole")
 
 
-def test_every_method_has_a_finite_gradient_in_float16_also_without_any_advantage(small):
+def test_every_method_has_a_finite_gradient_in_float16_also_without_any_advantage(model):
     for name in METHODS:
-        trainer, batch = setting(small, name, 2.0**10, dtype="float16")
+        trainer, batch = setting(model, name, 2.0**10, dtype="float16")
         assert trainer.step(batch)["overflow"] == 0, name
     # its gradient is 0 and not None, which the scaler would refuse
-    trainer, batch = setting(small, "reinforce", 2.0**10, dtype="float16")
+    trainer, batch = setting(model, "reinforce", 2.0**10, dtype="float16")
     batch.advantages = torch.zeros_like(batch.advantages)
     assert trainer.step(batch)["overflow"] == 0 and trainer.steps_taken == 1
     taken = trainer.optimizer.state
