@@ -77,12 +77,12 @@ def test_the_loss_is_that_of_transformers_and_falls(gemma, tmp_path, monkeypatch
     seen, own = [], Trainer.step
     monkeypatch.setattr(Trainer, "step", lambda *given: (seen.append(own(*given)), seen[-1])[1])
     start = fine_tuned(gemma, tmp_path,
-                       "--batch 64 --epochs 20 --lr 3e-3 --tokens_per_micro_batch 400")
+                       "--batch 16 --epochs 8 --lr 3e-3 --tokens_per_micro_batch 400")
     (prompt, completion), *_ = sft.demonstrations(ROWS, AutoTokenizer.from_pretrained(gemma), 1)
     assert prompt[0] == 2 and completion.tokens[-1] == 1
-    loss, first = seen[0]["loss"].item(), random.Random(0).sample(ROWS, 256)[::4]
+    loss, first = seen[0]["loss"].item(), random.Random(0).sample(ROWS, 256)[::16]
     assert loss == pytest.approx(loss_of(gemma, first), rel=1e-5)
-    assert len(seen) == 80 and loss_of(start, ROWS) < 0.5 < loss / 5
+    assert len(seen) == 128 and loss_of(start, ROWS[:64]) < 0.5 < loss / 5
     # train.py takes the folder: completions end by themselves, sampler and trainer agree
     problems = write_rows(tmp_path / "problems.jsonl", [dict(
         prompt=row["prompt"], verifier="math", answer=row["completion"][8:-9]) for row in ROWS])
@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_transformers_and_falls(gemma, tmp_path, monkeypatch
 @pytest.mark.parametrize("flags, most", [  # adapters beside random weights learn little
     ("--lora_rank 4 --lr 3e-2", 0.95), ("--dtype bfloat16 --lr 3e-3", 0.5)])
 def test_adapters_and_16_bits_learn(gemma, tmp_path, flags, most):
-    start = fine_tuned(gemma, tmp_path, f"--batch 64 --epochs 10 {flags}")
+    start = fine_tuned(gemma, tmp_path, f"--epochs 4 {flags}")
     assert loss_of(start, ROWS[:64]) < most * loss_of(gemma, ROWS[:64])
 
 
