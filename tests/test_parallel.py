@@ -143,7 +143,7 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
         "    own(path, rows); chunks.append(len(rows))\n"
         "    if len(chunks) == 2: raise OSError('end')\n"
         "eval.append = append\neval.main(sys.argv[1:])\n")
-    done = torchrun(2, code, *flags, "--out", out, check=False)
+    done = torchrun(2, code, *flags, "--out", out, check=False, forks=True)
     assert done.returncode and "eval.py: end" in done.stderr
     path = out / "completions.jsonl"
     before = path.read_text()
