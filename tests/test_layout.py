@@ -174,7 +174,8 @@ def test_the_call_of_a_gpus_kernel(models, architecture, monkeypatch):
 BATCHES = dict(  # rows of 9, 5, 8, 2, 2 and 7; groups of 3 + 2, 3 + 4 + 1, 1 + 9, 2 + 1 and 1 + 2
     padded=batch_of(*([5] * n for n in (8, 4, 7, 1, 1, 6))),
     shared=batch_of(*([5] * n for n in (2, 4, 1, 9, 1, 2)),
-                    prompts=[[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]]))
+                    prompts=[[1, 1, 1], [2, 2, 2], [2, 2, 2], [3], [4, 4], [5]]),
+    long=batch_of(*([5] * n for n in (2, 1, 2, 1)), prompts=[[1] * 16, [2], [1] * 16, [1] * 16]))
 
 
 @pytest.mark.parametrize("name, budget, ranks, parts", [
@@ -184,33 +185,15 @@ BATCHES = dict(  # rows of 9, 5, 8, 2, 2 and 7; groups of 3 + 2, 3 + 4 + 1, 1 + 
     ("padded", 18, 2, [[0], [2], [5, 1], [3, 4]]),  # the first of the largest is halved
     ("padded", 8, 1, [[0], [2], [5], [1], [3, 4]]),  # 9 is more than the budget, and alone
     ("shared", 99, 1, [[3, 1, 2, 0, 4, 5]]), ("shared", 99, 2, [[3, 1, 2], [0, 4, 5]]),
+    ("shared", 17, 1, [[3], [1, 2, 0, 4], [5]]),    # 10, and 7 for 1 alone: a group stays whole
     ("shared", 10, 1, [[3], [1, 2], [0, 4], [5]]),  # 10; 8, and 5 more would not fit; 5 + 3
-    ("shared", 7, 1, [[3], [1], [2], [0], [4, 5]])])   # a group that does not fit is cut
+    ("shared", 7, 1, [[3], [1], [2], [0], [4, 5]]),   # a group that does not fit is cut
+    ("shared", 7, 8, [[], [], [3], [1], [2], [0], [4], [5]]),  # as many as ranks, some empty
+    ("long", 24, 1, [[0, 2, 3], [1]]),  # 16, a sixteenth thrice, 2 + 2 + 1; and 2
+    ("long", 23, 1, [[0, 2], [3, 1]])])
 def test_micro_batches_by_hand(name, budget, ranks, parts):
-    assert forward.micro_batches(BATCHES[name], budget, name, ranks) == parts
-
-
-@pytest.mark.parametrize("name", ["padded", "shared"])
-@pytest.mark.parametrize("lengths", GROUPS)
-def test_micro_batches_keep_to_the_budget(lengths, name):
-    batch = groups(*GROUPS[lengths])
-    prompts, completions, group = (x.tolist() for x in (
-        batch.prompt_len, batch.completion_len, batch.group))
-
-    def cost(rows):
-        if name == "padded":
-            return len(rows) * max(prompts[r] + completions[r] for r in rows)
-        return (sum({group[r]: prompts[r] for r in rows}.values())
-                + sum(completions[r] + prompts[r] // 16 for r in rows))
-    for budget in (1, 30, 100, 700, 10**6):
-        for ranks in (1, 2, 5, 16):
-            parts = forward.micro_batches(batch, budget, name, ranks)
-            assert sorted(sum(parts, [])) == [*range(len(group))] and len(parts) % ranks == 0
-            assert all(len(part) < 2 or cost(part) <= budget for part in parts)
-            for number in {*group} if name == "shared" and ranks == 1 else ():
-                rows = [r for r, other in enumerate(group) if other == number]
-                if cost(rows) <= budget:  # whole where it fits
-                    assert sum(not {*rows}.isdisjoint(part) for part in parts) == 1
+    layout = "padded" if name == "padded" else "shared"
+    assert forward.micro_batches(BATCHES[name], budget, layout, ranks) == parts
 
 
 def probe():
