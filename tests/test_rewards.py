@@ -283,9 +283,16 @@ def test_what_is_not_graded_has_the_least_reward(verifiers, capfd):
     (got,), counters = counted([dict(verifier="own", answer=None)], [texts], workers=1)
     assert got == [1, 0] + [-1] * 7
     assert counters["unparsed_answer"] == 1 and counters["error"] == 5
-    assert "the reward is -1.5, and the verifier's least is -1" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "the reward is -1.5, and the verifier's least is -1, its most 3.4e+38: see" in said
     row = rewards.Verifier(lambda text, gold: rewards.the_answer(text), least=-2.0)
     assert row("none", None) == -2
+
+
+def test_a_process_that_does_not_start_is_no_timeout_of_the_verifier(monkeypatch):
+    monkeypatch.setattr(worker, "START_SECONDS", 0.001)
+    result = worker.Worker("rewards").run(worker.Job("math", [r"\boxed{1}", "1"], 4.0))
+    assert result.reward == 0 and "does python -c 'import rewards' work?" in str(result.fault)
 
 
 @pytest.mark.slow  # this project's, as a fork's verifiers import what they like

@@ -344,9 +344,12 @@ def test_the_run_folder(base, tmp_path, graded):
     texts = [AutoTokenizer.from_pretrained(p).decode([10]) for p in (last, base)]
     assert texts[0] == texts[1]
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
-    assert set(read_rows(out / "samples.jsonl")[0]) == {
+    samples = read_rows(out / "samples.jsonl")
+    assert set(samples[0]) == {
         "rollout", "prompt", "completion", "answer", "verifier", "reward", "fault", "tokens",
         "truncated"}
+    assert [x["rollout"] for x in samples] == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert len({x["prompt"] for x in samples}) == 6  # of two groups
 
 
 def test_a_text_that_ends_a_completion(base, tmp_path):
