@@ -28,7 +28,7 @@ def template_kwargs(text, template):
         if isinstance(found, dict) and (not found or template not in PLAIN):
             return found
     raise ValueError("--template_kwargs is a JSON object, such as {\"enable_thinking\": false}, "
-                     f"for the templates chat and qwen_boxed: not {text} for {template}")
+                     f"for the templates chat and qwen_boxed: not {text}, --template {template}")
 
 
 def as_text(messages):

@@ -327,8 +327,8 @@ class Parser:
 INSIDE = r"(?:[^{}\\]|\\.)*+"  # of braces
 for _ in range(20):  # groups in groups
     INSIDE = rf"(?:[^{{}}\\]|\\.|\{{{INSIDE}\}})*+"
-GROUP = re.compile(r"(?!\\mathbf *\{R)(?:\\(?:mathbf|boldsymbol|bm|displaystyle) *)?\{"
-                   rf"({INSIDE})\}}", re.S)
+GROUP = re.compile(r"(?!\\mathbf *\{R)(?:\\(?:mathbf|boldsymbol|bm|displaystyle|underline|emph|"
+                   rf"(?:text)?color *\{{\w+\}}) *)?\{{({INSIDE})\}}", re.S)
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 # Boxes that are one answer, as in "\(\boxed{2}\) and \(x = \boxed{3}\)".
 GAP = r"(?:[\s$*}]|\\[()\[\],;: ]|\\q?quad|\\text *\{)"

@@ -36,8 +36,8 @@ PIECE = re.compile(r"""
         |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
         |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
         |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
-        |\bm\ *(?=\\angle|∠)|np\.(?=arc)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)
-        |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)
+        |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)
+        |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)|(?:np|math)\.(?=[a-z])|Matrix(?=\()
         |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
     |(?P<mixed>(?:[0-9]+\s*)?\{[0-9]+⁄[0-9]+\}
@@ -47,7 +47,7 @@ PIECE = re.compile(r"""
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
     |(?P<clock>[0-9]{1,2}(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:])
-        (?:[\s~$]*(?:\\[,; ]\s*)?(?:\\(?:text(?:rm)?|mathrm)\ *\{\ *)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
+        (?:[\s~$]*(?:\\[,; ]\s*)?(?:\\(?:text|math)(?:rm)?\ *\{[ ~]*)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
     |(?P<num>(?:(?<=[(\[{])|(?<=[(\[{]-))[0-9]{1,3}  # of (1,234)
             (?=,[1-9][0-9]{2}(?:\ |\\right|\\[,;!\ ])*(?:[)\]]|\\\}))
         |(?<=frac|sqrt)[0-9]|(?<=frac\ )[0-9]|(?<=frac\ [0-9])[0-9]|(?<=frac[0-9])[0-9]
@@ -59,7 +59,7 @@ PIECE = re.compile(r"""
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
-        |(?<=P\()[A-Z]\ ?(?:\||\\mid)\ ?[A-Z](?=\)))  # given
+        |(?:(?<=P\()|(?<=P\\left\())[A-Z]\ ?(?:\||\\mid|\\vert)\ ?[A-Z](?=(?:\\right)?\)))  # given
     |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
     |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
@@ -114,7 +114,7 @@ def read_piece(kind, piece, font=False):
             letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
             return kind, letter + "+" * bool(more)  # N^*
         case "derivative" | "accent" | "mark" | "sub":
-            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|rm)\b|\|", "", piece)
+            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|vert|rm)\b|\|", "", piece)
             piece = re.sub(r"\\?[A-Za-z]+|∠", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
             piece = piece.replace("skip", "")  # S_{\triangle ABC}
             return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
