@@ -35,8 +35,7 @@ def differing(old, new):
 @refusing()
 def compare_with_saved(args, checksums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
-    but model and lora_rank.
-    roots: of files.reached. -> checksums; missing ones are the run's."""
+    but model and lora_rank. roots: of files.reached. -> checksums; missing ones are the run's."""
     if not args.earlier["checkpoint"]:
         return checksums  # without a checkpoint it starts again, perhaps with other flags
     saved, now, known = args.earlier["flags"], flags_of(args), args.earlier["checksums"]
@@ -62,10 +61,10 @@ def compare_with_saved(args, checksums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    checkpoint = args.earlier["checkpoint"]
+    out, checkpoint = args.earlier["out"], args.earlier["checkpoint"]
     last = int(checkpoint.name[-6:]) if checkpoint else 0
-    if done := (last, (args.out / "curves.png").exists()) >= (args.rollouts, True):
-        parallel.say(f"{args.out}: all {last} rollouts are done; a larger --rollouts continues")
+    if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
+        parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")
     return done
 
 

@@ -222,17 +222,16 @@ class Settings(argparse.Namespace):
 
 @refusing()
 def parse_args(argv, description=None, rehearsal=False):
-    """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.out and
-    args.earlier of earlier_run; args.roots are functions of losses.py, where the method begins.
+    """-> args, and the Method with its hyperparameters. args.origin is of `merge`, args.earlier of
+    earlier_run, and args.roots names the functions of losses.py at which the method begins.
     rehearsal: vLLM may be absent, and the run's folder may hold a run."""
     parser = Parser("train.py", usage="train.py [--loss NAME] [--FLAG VALUE ...]",
                     description=description)
     add_flags(parser.flag, parser.add_argument_group)
     parser.add_argument("-h", "--help", action="store_true", help="show this page, for --loss NAME")
-    # four merges: for the run's folder; for its row and model, which bring flags and values; for
-    # the values from which others follow; of all
+    # four merges: for the folder; for row and model, which bring flags; for what others follow; all
     given = vars(parser.parse_known_args(argv)[0])
-    out, earlier = earlier_run(parser.merge(given, recipe_of(given.get("model"))))
+    earlier = earlier_run(parser.merge(given, recipe_of(given.get("model"))))
     saved = {name: x for name, x in earlier["flags"].items()  # "derived" ones follow others, anew
              if name not in {*earlier["derived"], *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))
@@ -254,10 +253,10 @@ def parse_args(argv, description=None, rehearsal=False):
         ("ten times full training's, for --lora_rank",
          dict(lr=10 * known.lr if known.lora_rank else None))]
     args = parser.merge(given, *tiers)
-    args.out, args.earlier = out, earlier
+    args.earlier = earlier
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
-            f"--resume: there is no run in {out}; with other flags it starts one")
+            f"--resume: there is no run in {earlier['out']}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     check(args, method, rehearsal)
     settings = Settings()
@@ -289,8 +288,8 @@ def recipe_of(model):
 
 
 def earlier_run(args):
-    """-> the run's folder; and of the run there that --resume continues: flags, derived (names of
-    those that follow others), history and checksums of config.json, by run.begin; trees of
+    """-> out, the run's folder; and of the run there that --resume continues: flags, derived (names
+    of those that follow others), history and checksums of config.json, by run.begin; trees of
     losses.py and rewards.py; and the last checkpoint. Without one, checkpoint is None, and the run
     starts again; without --resume, or a run, there are no flags. Raises ValueError."""
     cells = (getattr(args, axis) for axis in losses.AXES)  # that replace the row's
@@ -298,14 +297,14 @@ def earlier_run(args):
     out = Path(args.out or f"runs/{name}-{args.steps_per_rollout}-{args.seed}")
     path, (*_, checkpoint) = out / "config.json", (None, *checkpoint_folders(out))
     if not args.resume or not (path.exists() or checkpoint):
-        return out, dict(flags={}, derived=[], checkpoint=None)
+        return dict(out=out, flags={}, derived=[], checkpoint=None)
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         history = list(config["history"])
-        return out, dict(history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
-                         derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
-                         code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
+        return dict(out=out, history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
+                    derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
+                    code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -351,14 +350,14 @@ def check(args, method, rehearsal):
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    begins_anew = not (args.resume or args.check or rehearsal)
+    out, begins_anew = args.earlier["out"], not (args.resume or args.check or rehearsal)
     defined = re.findall(r"(?m)^def (\w+)", CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [
         (twice, f"losses.py defines {twice} twice: every row that calls it gets the second one"),
         (fault, fault),
-        ("out" in args.origin and begins_anew and (args.out / "metrics.jsonl").exists(),
-         f"--out {args.out} already holds a run, which --resume continues; give another"),
+        (args.out and begins_anew and (out / "metrics.jsonl").exists(),
+         f"--out {out} already holds a run, which --resume continues; give another"),
         *[(args.origin.get(name) == GIVEN and not getattr(args, other),
            f"--{name} is for --{other}, which is not given") for name, other in NEEDS.items()],
         (args.offload and "RANK" not in os.environ,

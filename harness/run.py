@@ -24,8 +24,9 @@ from harness.flags import FOLLOWS, flags_of, with_origins
 
 def claim_folder(args):
     """-> the run's folder, this process's alone from here on. A new run gets a new one."""
+    first = args.earlier["out"]
     for number in count(1):
-        out = args.out.with_name(f"{args.out.name}.{number}") if number > 1 else args.out
+        out = first.with_name(f"{first.name}.{number}") if number > 1 else first
         try:
             if not args.resume:  # before the lock, so that a folder with a run stays free
                 out.mkdir(parents=True, exist_ok=True)
@@ -33,7 +34,7 @@ def claim_folder(args):
             lock(out)
             return out
         except (FileExistsError, BlockingIOError):
-            if "out" in args.origin or args.resume:  # of which flags.check saw that it holds no run
+            if args.out or args.resume:  # of which flags.check saw that it holds no run
                 refuse(f"--out {out} is a file, or another train.py is at work there")
         except OSError as e:
             refuse(f"--out {out} cannot be written: {e.strerror or e}")
