@@ -133,7 +133,7 @@ def claim(args, problems, out):
     """Makes and locks the folder, and keeps its settings. Refuses one of other settings."""
     settings = {name: value for name, value in vars(args).items() if name not in NOT_OF_COMPLETIONS}
     checksums = {"weights of --model": args.model and files.checksum_of_weights(args.model),
-            "problems": files.checksum_of_problems(problems)}
+                 "problems": files.checksum_of_problems(problems)}
     content, path, file = settings | checksums, out / "settings.json", out / "completions.jsonl"
     try:
         lock(out)

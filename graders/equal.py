@@ -400,7 +400,7 @@ def conditions(a, b):
 
 def words(a, b):
     """Words by their letters, small or not; letters without spaces as products but for those that
-    are a word or points: act is not cat, BA is not AB, yx is xy; A, B, D is ABD."""
+    are a word or points: act is not cat, BA not AB, HHTT not HTTH, yx is xy; A, B, D is ABD."""
     no_points = r"(?i:no|yes|true|false|even|odd)|(?!.*\B[A-Z])...+"
     word = re.compile("[A-H]+|[A-Z]{4,}|(?=...)(?:[A-Z]?[a-z]*[aeiou][a-z]+|[a-z]+[aeiou][a-z]*)")
     match a, b:

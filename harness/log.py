@@ -47,7 +47,7 @@ def of_rows(rows):
 
 
 def outcome(groups):
-    """reward/, groups/, len/ and grader/ of rollout.Groups. A reward of 1 is a right one."""
+    """reward/, groups/, len/ and grader/ of rollout.Groups. Right is a reward of 1."""
     rows = [row for group in groups for row in group.rows()]
     means, faults = of_rows(rows), Counter(x.kind for group in groups for x in group.faults if x)
     return {
