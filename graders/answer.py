@@ -85,12 +85,11 @@ ENDS = ["", "∖", *") ] } \\} row end".split(), *SEPARATORS, *RELATIONS]
 FACTORS = ("FUNC matrix system ( [ { | word run name unit million square frac binom const "
            "√ ⌊ ⌈").split()
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
-ROW, LIST, CHAIN, SETS, RATIO, SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, FACTORIAL, POWER = range(
-    12)
+ROW, LIST, CHAIN, SETS, RATIO, SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, SUFFIX, POWER = range(12)
 BINDS = {"row": ROW, **dict.fromkeys(SEPARATORS, LIST), **dict.fromkeys(RELATIONS, CHAIN),
          **dict.fromkeys("∪∩∖", SETS), **dict.fromkeys((":", "over", "choose", "mod"), RATIO),
          **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES),
-         "!": FACTORIAL, "^": POWER}
+         "!": SUFFIX, "^": POWER}
 # what may stand between the parts of one list or chain
 TOGETHER = [{",", "and"}, {",", "or"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
 BRACKETS = ["FUNC", "matrix", "(", "["]  # these factors are not the function's before them
@@ -145,7 +144,7 @@ class Parser:
             measure = before == "unit" and self.peek(-2).kind in BEHIND  # of 5 km, not of \$5
             if self.kind in FACTORS or self.kind == "num" and not measure and (
                     before not in ("num", "°", "%") or self.peek(-2).kind == "^"):  # 2^3 5^2
-                if self.kind == "run" and least == ARGUMENT:  # sinxcosx
+                if self.kind == "run":  # sinxcosx
                     self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
                 binds = IMPLICIT if self.kind in BRACKETS else ARGUMENT
             parts = self.kind == "num" and measure and least <= LIST  # 3 hours 20 minutes
@@ -168,12 +167,14 @@ class Parser:
         if kind == "!":
             return ("f", "factorial2" if self.take("!") else "factorial", left)
         if kind in "%°":
-            if self.kind == "num" and self.peek(1).kind in ("'", "mark"):  # 30° 15'
-                left = ("+", left, num(Fraction(self.take().text) / 60))
-                self.i += 1
+            for part in (60, 3600):  # 30° 15' 20''
+                if self.kind == "num" and self.peek(1).kind in ("'", "mark"):
+                    left = ("+", left, num(Fraction(self.take().text) / part))
+                    while self.take("'", "mark"):
+                        pass
             return combined("*", left, ("name", " " + kind))
         numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
-        right = self.expression(FACTORIAL if numbers else POWER if kind == "^" else binds + 1)
+        right = self.expression(SUFFIX if numbers else POWER if kind == "^" else binds + 1)
         if kind in "∪∩∖" or kind == "-" and (  # R - {0}
                 left[0] == "numbers" or right[:2] == ("list", "{}")):
             right = ("list", "{}", (right,)) if right[0] == "num" else right
@@ -350,10 +351,10 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
                     r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
                     r"((?![-+] |[+*/^=≈<>≤≥≠∈≡!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
                     r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
-BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*([0-9]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
+BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_|\(? ?(?:in )?base)[ {(]*+(?:base[ {(]*+)?(\w+)[ )}]*")
 FILLER = rf"(?:\b(?:{'|'.join(WORDS['FILLERS'])})\b|[∈∀|:,()\ ]|\\(?:forall|mid)\b)"
-WHERE = re.compile(rf"""(?:\\\{{\ ?(?:[a-z]\ ?(?:\||:|\\mid)\ ?)?)?(.+?)  # the answer, in a set
+WHERE = re.compile(rf"""(?:\\\{{\ ?(?:[a-z]+\ ?(?:\||:|\\mid)\ ?)?)?(.+?)  # the answer, in a set
     (?:\ (?:where|with|for)\b|\ ?(?:∀|\\forall)|\ ?\\mid[ ]
         |(?:\ ?[,;:(|]|\ and\b)(?=[^=]*(?:∈|∀|integer|where|for\b|any\b|real\b)))
     ({FILLER}*?)(?<![A-Za-z])([A-Za-z])(?![A-Za-z_])  # the name
@@ -378,8 +379,8 @@ def read(text):
         if subject and subject <= {*WORDS["ANSWERS" if words else "SUBJECTS"]}:
             rest = text[lead.end():]
     found = tokens(rest)
-    whole = "".join(" " * t.gap + (t.kind if t.kind in RELATIONS else t.text) for t in found)
-    whole = whole.strip()
+    whole = "".join(" " * t.gap + (t.kind if t.kind in RELATIONS else t.text)
+                    for t in found).strip()
     try:
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
             value = picked[2] and read(picked[2])

@@ -36,7 +36,9 @@ PIECE = re.compile(r"""
         |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
         |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
         |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
-        |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)
+        |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)|\bRs\.?\ *(?=[0-9])
+        |(?<=[)|])_\{?(?:\\(?:text|rm|mathrm)\ *\{?)?\ *\\?m(?:ax|in)\b[ }]{0,3}  # of |AB|
+        |\A[\s$]*(?:\\left)?\{?\ *(?P<x>\\?[a-z]+)\ ?(?:\||\\mid)(?=[^|]+\Z)(?=.*(?P=x))  # {x|x>2}
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)|(?:np|math)\.(?=[a-z])|Matrix(?=\()
         |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
@@ -46,7 +48,8 @@ PIECE = re.compile(r"""
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:])
+    |(?P<clock>[0-9]{1,2}(?:(?=[\s~$,;{\\mathrmex]{0,12}[aApP]\.\ ?[mM]\b)
+            |(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:]))
         (?:[\s~$]*(?:\\[,; ]\s*)?(?:\\(?:text|math)(?:rm)?\ *\{[ ~]*)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
     |(?P<num>(?:(?<=[(\[{])|(?<=[(\[{]-))[0-9]{1,3}  # of (1,234)
             (?=,[1-9][0-9]{2}(?:\ |\\right|\\[,;!\ ])*(?:[)\]]|\\\}))
@@ -67,28 +70,26 @@ PIECE = re.compile(r"""
         |(?:if|when)\b))
     |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
-    |(?P<vector_ends>>(?=[\s$.]*\Z))
     |(?P<numbers>(?:\\mathbb\ *\{?\ *[NZQRC]\ *\}?|[ℝℕℤℚℂ]|\A\s*\\mathbf\ *\{R\}(?=[\s.]*\Z)
         |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
             [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast|>\ *0)\ *\}?|\*(?=[)\s]*$))?)
-    |(?P<degree>\^\ *(?:\{\ *(?:\\circ|°)\ *\}|\\circ(?![A-Za-z])|°))
+    |(?P<degree>\^\s*(?:\{\s*(?:\\circ|°)\s*\}|\\circ(?![A-Za-z])|°))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+)
         (?(group)\ *\}))
     |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
     |(?P<accent>\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
         (?![A-Za-z])\ *(?:\{[^{}]*\}|\\?[A-Za-z]+)|∠\ *\w+)
-    |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))
-    |(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
-    |(?P<brace>[{}](?![,:]\}))
-    |(?P<sign>\\\{\s*\\\}|[aApP]\.\ ?[mM]\b|per\ cent|(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)
-        |US\\\$|\\mathbb\ *\{?\ *[EP]\ *\}?|\\not\ *=|\\?[A-Za-z]+|\\.
+    |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))|(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
+    |(?P<brace>[{}](?![,:]\}))|(?P<vector_ends>>(?=[\s$.]*\Z))
+    |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|(?:arc)?(?:sin|cos|tan)|cdot)(?=[a-gi-rt-zA-Z](?![A-Za-z]))
+        |\\\{\s*\\\}|[aApP]\.\ ?[mM]\b|per\ cent|(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|US\\\$
+        |\\mathbb\ *\{?\ *[EP]\ *\}?|\\not\ *=|\\(?:text|mathrm)[a-z]*\ (?=\{)|\\?[A-Za-z]+|\\.
         |\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
-
 
 LETTERS = ("word", "run", "name")
 UNSEEN = ("skip", "FONT")  # these only part tokens
-WRITTEN_OUT = {"[\uff01-\uff5e″]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
+WRITTEN_OUT = {"[\uff01-\uff5e″℃]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
 
 
@@ -120,10 +121,10 @@ def read_piece(kind, piece, font=False):
             return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
-            kind = KINDS.get(piece, KINDS.get(name))
+            kind = KINDS.get(piece.rstrip(), KINDS.get(name))
             if (kind or name) in NAMED:
                 return NAMED[kind or name], kind or name
-            if not kind and re.match("[A-Za-z]", piece):
+            if not kind and piece[0].isalpha():
                 return "word" if font else "run" if len(name) > 1 else "name", name
             return kind or piece, piece
     return KINDS.get(kind, kind), piece
@@ -139,7 +140,7 @@ def cut(run):
 def tokens(text):
     """-> the Tokens of a text, without its markup."""
     if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z]+ *[{\[])", r"\\", text)  # it was escaped twice
+        text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|in |[{}])", r"\\", text)  # it was escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, fonts, before, at = [], [], "", 0  # fonts: of each open brace, is it a font's?

@@ -193,8 +193,7 @@ def lines_equal(printed, expected):
     printed, expected = ([line.strip() for line in text.strip().split("\n")]
                          for text in (printed, expected))
     return len(printed) == len(expected) and all(
-        a == b or decimals(a) == decimals(b) is not None
-        for a, b in zip(printed, expected))
+        a == b or decimals(a) == decimals(b) is not None for a, b in zip(printed, expected))
 
 
 def decimals(line):
