@@ -7,7 +7,7 @@ import pytest
 
 import hedges
 from graders.equal import equal
-from helpers import counted
+from helpers import counted, python, write_rows
 
 VALUES = ["1.3", "-700", "4080", "15,000", "2.50", "4.5 \\times 10^{33}", "\\frac{3}{4}", "12\\pi"]
 UNITS = [" \\text{ eV}", " \\text{ nm}", "\\text{ Å}", " \\mathrm{~K}", "\\text{m/s²}",
@@ -98,3 +98,14 @@ def test_grading_counts_what_is_unread():
 def test_long_golds_are_compared_whole(gold):
     assert equal(gold, gold) and not equal(gold[:2000], gold) and not equal(gold[:-2] + "9}", gold)
     assert not equal(gold + "0", gold) and not equal("1" * 5000, gold)
+
+
+def test_verdicts_are_laid_beside_published_ones(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [
+        dict(gt="\\frac12", pred=["0.5", "1/3"], score=[True, False]),
+        dict(gt="2", pred=["1+1=2", "0.02"], score=[False, True])])
+    done = python("bench/verdicts.py", path)
+    assert done.stdout.splitlines() == [
+        "right here, wrong there: '1+1=2' for '2'", "wrong here, right there: '0.02' for '2'",
+        "1 wrong here, wrong there", "1 wrong here, right there", "1 right here, wrong there",
+        "1 right here, right there"]
