@@ -19,7 +19,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 case "${1:-}" in
-  "" | setup | test | sweep | grid | full | gemma | results) ;;
+  test | sweep | grid) ;;
+  "" | setup | full | gemma | results)
+    [ $# -le 1 ] || {
+      echo "run_all.sh: $1 takes no more words, as $2; EXTRA='--FLAG VALUE' is train.py's" >&2
+      exit 2
+    }
+    ;;
   -h | --help)
     sed -n '/^# /p;/^set /q' "$0"
     exit

@@ -227,6 +227,14 @@ def test_run_all(tmp_path):
     assert "| grpo | 2 | 1 |" in table and "| p3o | 2 | 1 |" in table
 
 
+@pytest.mark.parametrize("words, says", [
+    ("nothing", "there is no command nothing"), ("full --rollouts 2", "no more words, as --rollouts"),
+    ("results all", "no more words, as all")])
+def test_run_all_refuses_words_that_it_would_ignore(words, says):
+    done = run_all(*words.split())
+    assert done.returncode == 2 and says in done.stderr
+
+
 @pytest.mark.slow
 @needs_venv
 def test_run_all_full(base, tmp_path):
