@@ -228,8 +228,8 @@ def test_run_all(tmp_path):
 
 
 @pytest.mark.parametrize("words, says", [
-    ("nothing", "there is no command nothing"), ("full --rollouts 2", "no more words, as --rollouts"),
-    ("results all", "no more words, as all")])
+    ("nothing", "there is no command nothing"), ("results all", "no more words, as all"),
+    ("full --rollouts 2", "no more words, as --rollouts")])
 def test_run_all_refuses_words_that_it_would_ignore(words, says):
     done = run_all(*words.split())
     assert done.returncode == 2 and says in done.stderr
