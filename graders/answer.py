@@ -306,8 +306,7 @@ class Parser:
                 name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and (
                     name[0] in "ghFGH" or self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
                     name.isupper() and end == 2 and self.peek(1).kind == "num")):  # I(0)
-            node = self.prefix()
-            return ("f", name, *listed(node))
+            return ("f", name, *listed(self.prefix()))
         return ("name", name)
 
     def function(self, name):

@@ -66,7 +66,7 @@ def examples(groups, tokenizer):
     """The records of samples.jsonl: two completions of the first and of the last group."""
     return [dict(prompt=tokenizer.decode(group.prompt), **row, answer=group.problem["answer"],
                  verifier=group.problem["verifier"])
-            for group in (groups[0], groups[-1]) for row in group.rows()[:2]]
+            for group in groups[::len(groups) - 1 or 1] for row in group.rows()[:2]]
 
 
 def sampler_gap(logprobs, batch):

@@ -222,8 +222,9 @@ def test_a_chat_template_gets_its_arguments_and_a_missing_one_or_no_tokenizer_is
     with pytest.raises(ValueError, match="has no variable thin to be set"):
         read_tokenizer(str(folder), [problem], "chat", '{"thin": 1}')
     run(str(folder), tmp_path / "run", "--template_kwargs", '{"think": "hm"}', "--template", "chat",
-        "--rollouts", "1", "--eval_every", "0")
-    assert read_rows(tmp_path / "run" / "samples.jsonl")[0]["prompt"].endswith(":hm:")
+        "--rollouts", "1", "--eval_every", "0", "--problems_per_rollout", "1")
+    prompt, again = (row["prompt"] for row in read_rows(tmp_path / "run" / "samples.jsonl"))
+    assert prompt == again and prompt.endswith(":hm:")  # two completions of the one group
     args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
     assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
     # of Gemma transformers makes a tokenizer that knows no word
