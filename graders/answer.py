@@ -91,7 +91,7 @@ BINDS = {"row": ROW, **dict.fromkeys(SEPARATORS, LIST), **dict.fromkeys(RELATION
          **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES),
          "!": SUFFIX, "^": POWER}
 # what may stand between the parts of one list or chain
-TOGETHER = [{",", "and"}, {",", "or"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
+TOGETHER = [{",", "and"}, {",", "or"}, {"=", "≈"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
 BRACKETS = ["FUNC", "matrix", "(", "["]  # these factors are not the function's before them
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
@@ -198,7 +198,7 @@ class Parser:
             if BINDS.get(self.kind) != binds or self.closes():
                 break
             between.append(self.take().kind)
-        kinds = {*between} - {"≈"}
+        kinds = {*between}
         if not any(kinds <= together for together in TOGETHER):
             raise ValueError("these do not go together")
         if kind == ":":

@@ -234,7 +234,7 @@ def bare(name):
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
     return any(n[0] in ("∪", "∖", "numbers") or n[:2] in (("list", "(]"), ("list", "[)")) or
-               n[0] == "chain" and not {*"<≤≠∈"}.isdisjoint(n[1]) for n in inside(node))
+               n[0] == "chain" and names_of(n) and {*"<≤≠∈"} & {*n[1]} for n in inside(node))
 
 
 def named(node):
@@ -351,13 +351,13 @@ def contains(node, x):
 
 def real_sets(a, b):
     """x > 2 is (2, \\infty) and ]2, \\infty[; x \\neq 4 is (-\\infty, 4) \\cup (4, \\infty)."""
-    names = names_of(a) | names_of(b)
+    names = names_of((a, b))
     if len(names) > 1 or not has_set((a, b)) or ("=",) in (a[1], b[1]):
         return None
     if a[0] != "chain" and b[0] == "list" and b[1] in SEPARATORS and not has_set(b):
         return False
-    nodes = [replaced(node, dict.fromkeys(names, X)) for node in (a, b)]
-    parts = {part for n in inside((*nodes,)) if isinstance(n[0], tuple) for part in n if part[0] not
+    nodes = replaced((a, b), dict.fromkeys(names, X))
+    parts = {part for n in inside(nodes) if isinstance(n[0], tuple) for part in n if part[0] not
              in ("list", "∪", "∖", "numbers", "chain")} - {X, negative(X), ("f", "abs", X)}
     try:  # the same numbers are members, of all ends and those behind them
         ends = {0} | {abs(end(part)) for part in parts} - {HIGH.inf}
@@ -445,7 +445,7 @@ def quantities(a, b):
     one; 28\\% is 28 and 0.28, 0.28\\% not 0.28; 180^\\circ is \\pi, but \\pi not 180^\\circ."""
     if b[0] == "based":  # 213 is 213_5
         return a == b or a == num(b[1])
-    plain = [without_unit(node) for node in (a, b)]
+    plain = without_unit((a, b))
     if not names_of(plain[1]) and (
             functions_of(a) - functions_of(b) & {*"abs floor ceil choose Gamma erf".split()}):
         return False  # of a number these are the question
@@ -470,7 +470,7 @@ def same_but_constants(x, y, named_function=False):
     mine, its = (sorted(n for n in names_of(z) if re.fullmatch(r"[cCK](_\d)?", n[1]))
                  for z in (x, y))
     return len({n[1][0] for n in mine}) == 1 and (named_function or y[0] == "+") and (
-        len(mine) == len(its) < min(5, len(names_of(y)))) and any(
+        len(mine) == len(its) < 5 and max(names_of(y))[1] > "m") and any(
         same_expression(replaced(x, dict(zip(mine, order))), y)
         for order in itertools.permutations(its))
 
