@@ -233,8 +233,8 @@ def bare(name):
 @cached
 def has_set(node):
     """Is it, or has it, a set of real numbers that is no list, tuple or open interval?"""
-    return any(n[0] in ("∪", "∖", "numbers") or n[:2] in (("list", "(]"), ("list", "[)")) or
-               n[0] == "chain" and names_of(n) and {*"<≤≠∈"} & {*n[1]} for n in inside(node))
+    return any(n[0] in ("∪", "∖", "numbers") or n[0] == "list" and n[1] in ("(]", "[)") or
+               n[0] == "chain" and {*"<≤≠∈"} & {*n[1]} for n in inside(node))
 
 
 def named(node):
@@ -341,7 +341,7 @@ def contains(node, x):
             return name == "R" or x > 0
         case ("chain", ("∈" | "=",), (left, found)) if label(left) and closed(found) is None:
             return contains(found, x)
-        case ("chain", relations, sides):
+        case ("chain", relations, sides) if X in names_of(node):  # not 1 < 2
             known = {X: x, negative(X): -x, ("f", "abs", X): abs(x)}
             values = [known[side] if side in known else end(side) for side in sides]
             return all(COMPARE.get(relation, operator.eq)(*pair)
