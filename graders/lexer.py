@@ -82,10 +82,10 @@ PIECE = re.compile(r"""
         (?![A-Za-z])\ *(?:\{[^{}]*\}|\\?[A-Za-z]+)|∠\ *\w+)
     |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))|(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
     |(?P<brace>[{}](?![,:]\}))|(?P<vector_ends>>(?=[\s$.]*\Z))
-    |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|(?:arc)?(?:sin|cos|tan)|cdot)(?=[a-gi-prt-zA-Z](?![A-Za-z]))
-        |\\\{\s*\\\}|[aApP]\.\ ?[mM]\b|per\ cent|(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|US\\\$
-        |\\mathbb\ *\{?\ *[EP]\ *\}?|\\not\ *=|\\(?:text|mathrm)[a-z]*\ (?=\{)|\\?[A-Za-z]+|\\.
-        |\{[,:]\}|\*\*|\+/-|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+    |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|theta|l(?:n|og)|(?:arc)?(?:sin|cos|tan)|cdot)  # \cosx
+            (?=[a-gi-prt-zA-Z](?![A-Za-z]))|[aApP]\.\ ?[mM]\b|per\ cent|\\\{\s*\\\}|US\\\$|\\not\ *=
+        |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|\\mathbb\ *\{?\ *[EP]\ *\}?|\{[,:]\}|\*\*|\+/-
+        |\\(?:text|mathrm)[a-z]*\ (?=\{)|\\?[A-Za-z]+|\\.|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
 
 LETTERS = ("word", "run", "name")
 UNSEEN = ("skip", "FONT")  # these only part tokens
