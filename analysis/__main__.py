@@ -169,8 +169,7 @@ def main(argv=None):
         print(f"{out.read_text()}\n{NOTES}")
     else:
         panels = {metric: metric} if metric else PANELS.get(command, curves.PANELS)
-        of_steps = ("steps", "step") if command == "p3o" else ()
-        curves.draw_curves(groups, out, panels, *of_steps)
+        curves.draw_curves(groups, out, panels, *("steps", "step") * (command == "p3o"))
     print(f"written: {out}")
 
 

@@ -198,8 +198,7 @@ class Parser:
             if BINDS.get(self.kind) != binds or self.closes():
                 break
             between.append(self.take().kind)
-        kinds = {*between}
-        if not any(kinds <= together for together in TOGETHER):
+        if not any({*between} <= together for together in TOGETHER):
             raise ValueError("these do not go together")
         if kind == ":":
             parts = [("/", x, y) for x, y in itertools.pairwise(parts)]
@@ -207,7 +206,7 @@ class Parser:
             return ("list", max(between), tuple(parts)) if parts[1:] else parts[0]  # "," < and < or
         if between == ["∈"] and parts[1][:2] == ("list", "{}"):
             between = ["="]
-        if kinds & {*">≥"}:
+        if {*between} & {*">≥"}:
             parts, between = parts[::-1], ["<≤"[r == "≥"] for r in reversed(between)]
         parts[0] = ("name", "e") if parts[0] == ("const", "e") else parts[0]  # an eccentricity
         return ("chain", tuple(between), tuple(parts))
