@@ -3,8 +3,7 @@
     python bench/verdicts.py FILE.jsonl ...
 
 The files are those of ToRA's, Rho-1's and Qwen2.5-Math's evaluations: rows {"gt": gold answer,
-"pred": [answers of completions], "score": [verdicts on these]}. Prints the answers on which the
-verdicts differ, and counts."""
+"pred": [answers], "score": [verdicts]}. Prints the answers whose verdicts differ, and counts."""
 
 import json
 import sys
@@ -16,7 +15,8 @@ from graders.equal import equal  # noqa: E402
 
 if __name__ == "__main__":
     table, verdicts = Counter(), {True: "right", False: "wrong"}
-    for row in (json.loads(line) for path in sys.argv[1:] for line in Path(path).open()):
+    paths = map(Path, sys.argv[1:] or sys.exit(__doc__))
+    for row in (json.loads(line) for path in paths for line in path.open()):
         for pred, there in zip(row["pred"], row["score"]):
             table[here := equal(pred, row["gt"]), there] += 1
             if here != there:
