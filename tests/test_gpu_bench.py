@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+import forked
 from conftest import ROOT
-from helpers import needs_vllm, python, read_rows
+from helpers import needs_vllm, read_rows
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu  # noqa: E402
@@ -16,7 +17,7 @@ import gpu_vllm  # noqa: E402
                          ids=["gpu", "gpu_vllm"])
 def test_every_part_is_rehearsed(script, tmp_path):
     out = tmp_path / "out.jsonl"
-    done = python(script.__file__, "--rehearse", "--out", out)
+    done = forked.script(script.__file__, "--rehearse", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     cases = read_rows(out)
     assert {case["part"] for case in cases} == set(script.PARTS)
@@ -54,7 +55,7 @@ sys.exit(gpu.main(__file__, "", {"a": (1, waits), "b": (99, dies), "c": (99, cas
 def test_what_fails_is_reported_and_stops_no_other(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "out.jsonl"
     script.write_text(SCRIPT)
-    done = python(script, "--out", out)
+    done = forked.script(script, "--out", out)
     found = {(case["part"], case["case"]): case for case in read_rows(out)}
     assert {name: case["failed"] for name, case in found.items()} == {
         ("a", "whole part"): "RuntimeError: stopped after 1 s", ("b", "before it"): "",

@@ -27,15 +27,16 @@ def rollouts(model, out, *flags):
 
 
 def test_rank_one_learns_at_the_default_rate_ten_times_that_of_all_weights(base, tmp_path):
-    """Rewards of the last two rollouts are 0.15, 0.11 and 0.12 higher with seeds 0, 1 and 2, and by
-    chance, on the same problems, about 0.014 apart."""
-    learnt = rollouts(base, tmp_path / "default")
-    still = rollouts(base, tmp_path / "low", "--lr", "1e-6")
+    """Rewards of the last two rollouts are 0.09 to 0.10 higher with seeds 0, 1 and 2, and by chance,
+    on the same problems, about 0.02 apart."""
+    few = "--problems_per_rollout", "32"
+    learnt = rollouts(base, tmp_path / "default", *few)
+    still = rollouts(base, tmp_path / "low", *few, "--lr", "1e-6")
     assert learnt[0]["optim/lr"] == pytest.approx(5e-4)
     assert still[0]["optim/lr"] == pytest.approx(1e-6)
     gains = [a["reward/mean"] - b["reward/mean"] for a, b in zip(learnt, still, strict=True)]
     assert gains[0] == 0  # sampled before the first step: the same problems, weights and seed
-    assert (gains[2] + gains[3]) / 2 > 0.06, gains
+    assert (gains[2] + gains[3]) / 2 > 0.05, gains
     args, _ = train.parse_args(["--lora_rank", "1", "--model", "x"])
     assert args.lr == pytest.approx(1e-5) and "ten times" in args.origin["lr"]
     assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4

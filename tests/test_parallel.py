@@ -79,7 +79,7 @@ def test_a_whole_run_with_one_vllm_engine_of_two_ranks(base, tmp_path):
     """An engine for each rank: test_check.py"""
     done = torchrun(2, "train.py", "--model", base, "--out", tmp_path / "run", *SMALL, *(
         "--sampler vllm --lr 1e-3 --tp 2 --activation_checkpointing --lora_rank 4 "
-        "--entropy_coef 0.01").split())
+        "--entropy_coef 0.01").split(), forks=True)
     records = read_rows(tmp_path / "run")
     assert [r["rollout"] for r in records] == [0, 1, 2] and done.stdout.count("done:") == 1
     assert all(r["sampler/logp_absdiff_max"] < 1e-4 for r in records[1:])
@@ -161,6 +161,6 @@ def test_eval_uses_all_ranks_and_continues(base, tmp_path, monkeypatch):
 def test_an_engine_without_problems_is_in_nobodys_way(base, tmp_path):
     """And an engine that ends leaves the process group to the other ranks, and says nothing."""
     done = torchrun(2, "eval.py", "--model", base, "--limit", "1", "--samples", "2", "--sampler",
-                    "vllm", "--out", tmp_path / "out")
+                    "vllm", "--out", tmp_path / "out", forks=True)
     assert len(read_rows(tmp_path / "out" / "completions.jsonl")) == 2
     assert "Traceback" not in done.stderr

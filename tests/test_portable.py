@@ -15,8 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import train
 from conftest import ROOT
-from helpers import python, read_rows, until
+from helpers import python, read_rows, until, write_rows
 
 LOCK = ROOT / "requirements-cpu.lock"
 LINUX, MAC = "Linux x86_64 Python 3.11", "Darwin arm64 Python 3.12"
@@ -98,7 +99,8 @@ def clone(tmp_path, tools):
     """clone(*args, **env) runs run_all.sh of a copy, with STUB for Python -> process and notes"""
     copy, stub, notes = tmp_path / "copy", tmp_path / "python3", tmp_path / "notes"
     (copy / "results").mkdir(parents=True)
-    shutil.copytree(ROOT / "bench", copy / "bench")
+    for name in ("bench", "examples", "study"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("results"))
     for path in [ROOT / "run_all.sh", *ROOT.glob("requirements*")]:
         shutil.copy(path, copy)
     stub.write_text(STUB)
@@ -155,13 +157,43 @@ def test_elsewhere_the_bounds_are_installed(clone, tmp_path, env, says):
     ("test quick", "--no-loadscope-reorder --quick tests"), ("grid", "-m study measure"),
     ("test quick -x", "--no-loadscope-reorder --quick -x tests"),
     ("test -k resume", "--no-loadscope-reorder -k resume tests"),
-    ("", "train.py --loss fade --steps_per_rollout 16 --seed 0 --out runs/fade-16-0 --resume"),
+    *(("", f"--loss {name} --steps_per_rollout 16 --seed 0 --out runs/{name}-16-0 --resume")
+      for name in ("fade", "grpo")),
     ("grid --jobs 8", "-m study.runs --jobs 8"),
     ("sweep fade", "-m study.sweep --out runs/sweep fade")])
 def test_commands_of_run_all_without_linux_tools(clone, args, asked):
     done, notes = clone(*args.split(), HERE=MAC)
     assert asked in notes and "not found" not in done.stderr, done.stderr
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("wrong, says", [
+    (dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
+    (dict(MODEL=""), "MODEL=")])
+def test_what_full_refuses(clone, wrong, says):
+    done, asked = clone("full", **dict(HERE=MAC, MODEL="x", DATA="countdown34") | wrong)
+    assert done.returncode and says in done.stderr and "train.py" not in asked
+
+
+@pytest.mark.quick
+def test_gemma_without_a_cold_start(clone, tmp_path, monkeypatch):
+    """Its flags are those of train.py. All of it is run by test_real_model.py, with one."""
+    monkeypatch.chdir(tmp_path / "copy")
+    for folder in ("models/gemma-3-270m", "runs/gemma/run/checkpoints/rollout_000020"):
+        Path(folder).mkdir(parents=True)
+    done, asked = clone("gemma", HERE=MAC)
+    assert done.returncode == 0, done.stderr
+    assert "comparisons.py 4000" in asked and "from_gguf" not in asked and "sft" not in asked
+    assert "--against runs/gemma/eval-base" in asked
+    Path("models/gemma-3-270m/config.json").touch()
+    for name in ("learnt", "held_out"):
+        write_rows(Path(f"runs/gemma/{name}.jsonl"),
+                   [dict(prompt="1", answer="1", verifier="math")])
+    parsed = [train.parse_args(line.replace(" --resume", "").split()[2:])[0]
+              for line in asked.splitlines() if line.startswith("python train.py")]
+    assert [(x.loss, x.stop, x.max_tokens) for x in parsed] == [
+        (name, "</answer>", 12) for name in ("grpo", "fade")]
 
 
 @pytest.mark.quick

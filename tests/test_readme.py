@@ -212,21 +212,6 @@ def test_every_number_of_the_log_is_on_a_page(flags, tmp_path):
     assert not [name for name in logged if not any(re.fullmatch(x, name) for x in patterns)]
 
 
-@pytest.mark.slow
-@needs_venv
-def test_run_all(tmp_path):
-    """Nothing is set up again, each method is trained, and a finished run is not trained again."""
-    done = run_all(METHODS="grpo p3o grpo", STEPS="2", RUNS=str(tmp_path),
-                   EXTRA=SMALL + " --rollouts 1")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "setting up" not in done.stdout and (tmp_path / "curves.png").stat().st_size > 10_000
-    grpo, = tmp_path.glob("grpo-2-0-*")  # EXTRA is in its name
-    assert f"{grpo}: all 1 rollouts are done" in done.stdout
-    assert [row["rollout"] for row in read_rows(grpo)] == [0, 1]
-    table = (tmp_path / "table.md").read_text()
-    assert "| grpo | 2 | 1 |" in table and "| p3o | 2 | 1 |" in table
-
-
 @pytest.mark.parametrize("words, says", [
     ("nothing", "there is no command nothing"), ("results all", "no more words, as all"),
     ("full --rollouts 2", "no more words, as --rollouts")])
@@ -238,7 +223,8 @@ def test_run_all_refuses_words_that_it_would_ignore(words, says):
 @pytest.mark.slow
 @needs_venv
 def test_run_all_full(base, tmp_path):
-    """A file of runs: their time is estimated first, wrong variables and failures are named."""
+    """A file of runs: their time is estimated first, and failures are named. What is refused:
+    test_portable.py"""
     grid, out = tmp_path / "grid.txt", tmp_path / "runs"
     grid.write_text("# a comment\na  2 4  --loss grpo --eps_high 0.3\n")
     env = dict(GRID=str(grid), RUNS=str(out), MODEL=base, DATA="countdown", SEEDS="0", JOBS="2",
@@ -252,8 +238,6 @@ def test_run_all_full(base, tmp_path):
     assert all((out / name).stat().st_size > 5_000 for name in ("curves.png", "passk.png"))
     flags = json.loads((out / "a-4-0" / "config.json").read_text())["flags"]
     assert (flags["eps_high"], flags["lr"], flags["model"]) == (0.3, 1e-6, base)
-    for wrong, says in ((dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
-                        (dict(MODEL=""), "MODEL="), (dict(EXTRA=SMALL + " --lr 1"), "continues")):
-        done = run_all("full", **{**env, **wrong})
-        assert done.returncode and says in done.stderr, wrong
+    done = run_all("full", **{**env, "EXTRA": SMALL + " --lr 1"})
+    assert done.returncode and "continues" in done.stderr
     assert done.stdout.count("failed") == 2 and "--lr was" in done.stdout  # others than the runs'

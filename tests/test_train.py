@@ -25,7 +25,7 @@ from forked import script
 from graders import sandbox
 from harness import files
 from harness.flags import flags_of
-from helpers import SMALL, needs_vllm, python, read_rows, records, refused, run, write_rows
+from helpers import SMALL, needs_vllm, read_rows, records, refused, run, write_rows
 from losses import METHODS, Method, asym, centred, token_mean
 
 
@@ -458,9 +458,9 @@ def test_overlong_penalty_and_masking(base, tmp_path, graded):
 
 @needs_vllm
 def test_the_reward_rises_with_vllm(tmp_path):
-    done = python("train.py", "--out", tmp_path / "run", *(
-        "--loss fade --steps_per_rollout 16 --sampler vllm --rollouts 4 --lr 1e-4 --eval_every 4 "
-        "--eval_problems 128").split())
+    done = script("train.py", "--out", tmp_path / "run", *(
+        "--loss fade --steps_per_rollout 16 --sampler vllm --rollouts 3 --lr 1e-4 --eval_every 3 "
+        "--eval_problems 64").split())
     assert done.returncode == 0, done.stderr[-3000:]
     first, *records = read_rows(tmp_path / "run")
     assert records[-1]["eval/countdown/mean@16"] > first["eval/countdown/mean@16"] + 0.02
