@@ -27,8 +27,8 @@ def rollouts(model, out, *flags):
 
 
 def test_rank_one_learns_at_the_default_rate_ten_times_that_of_all_weights(base, tmp_path):
-    """Rewards of the last two rollouts are 0.09 to 0.10 higher with seeds 0, 1 and 2, and by chance,
-    on the same problems, about 0.02 apart."""
+    """Rewards of the last two rollouts are 0.09 to 0.10 higher with seeds 0, 1 and 2, and by
+    chance, on the same problems, about 0.02 apart."""
     few = "--problems_per_rollout", "32"
     learnt = rollouts(base, tmp_path / "default", *few)
     still = rollouts(base, tmp_path / "low", *few, "--lr", "1e-6")
