@@ -289,9 +289,7 @@ class Parser:
         if node[:2] == ("list", ",") and opening in "([]":  # ]2, 3[ is open
             brackets = opening.replace("]", "(") + self.peek(-1).kind.replace("[", ")")
             return ("list", brackets, node[2])
-        if node[0] == "word" and (node[2:] or opening == "{" and unit_name(node[1])):
-            return node[2] if node[2:] else ("name", " " + unit_name(node[1]))
-        return node
+        return node[2] if node[0] == "word" and node[2:] else node
 
     def name(self, name):
         """A letter with subscript and primes, a function of it, or the constant that it is."""

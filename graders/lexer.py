@@ -170,7 +170,7 @@ def tokens(text):
 
 
 BEHIND = "num unit / * } ) const ° million square %".split()  # behind these a unit may stand
-WORD_BEHIND = ["!", "name", "end"]  # as behind these, if it is a word: 2^n ways
+WORD_BEHIND = ["!", "name", "end"]  # as behind these 2^n ways, but not no such n exists
 THING = re.compile(  # 8 slices of pizza
     r"(?: *\})? *\b(?:\\text *\{ *)?(?:of|a) (?!no|infini|two|[a-z]*(?:llion|teen|dozen|thousand"
     r"|hundred)s?\b)[a-z]{3,}(?=[]}\\)\s.$*]*\Z)")
@@ -183,10 +183,11 @@ def measured(found, kind, word, gap, last):
     """The kind and text of letters behind Tokens: of a unit, million or square behind a number.
     gap: behind a space? last: at the end of all, or m of m/s?"""
     before, start = found[-1].kind, found[-2].kind if found[1:] else ""
-    pair = (start, before)
+    if before in ("(", "{") and start in BEHIND and (kind == "word" or found[-1].gap):
+        before = start  # 9 (apples)
     if before in ("square", *BEHIND) or kind == "word" and (
-            pair in (("/", "("), ("frac", "{"), ("}", "{")) or before in WORD_BEHIND and (
-                {"word", "run"}.isdisjoint(t.kind for t in found))):  # but not no such n exists
+            (start, before) in (("/", "("), ("frac", "{"), ("}", "{")) or (
+                before in WORD_BEHIND and {"word", "run"}.isdisjoint(t.kind for t in found))):
         for name, numbers in (("square", SQUARES), ("million", NUMBERS)):
             if word.lower() in numbers:
                 return name, word
