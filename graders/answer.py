@@ -301,8 +301,8 @@ class Parser:
         end = next((n for n in range(6) if self.peek(n).kind in (")", "")), 6)
         if self.kind == "(" and (
                 name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and (
-                    name[0] in "ghFGH" or self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
-                    name.isupper() and end == 2 and self.peek(1).kind == "num")):  # I(0)
+                    self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
+                    end == 2 and (name[0] in "ghFGH" or self.peek(1).kind == "num"))):  # I(0)
             return ("f", name, *listed(self.prefix()))
         return ("name", name)
 
