@@ -81,7 +81,7 @@ def listed(node):
 
 
 SEPARATORS, RELATIONS = [",", "and", "or"], [*"=≈<>≤≥≠∈≡"]
-ENDS = ["", "∖", *") ] } \\} row end".split(), *SEPARATORS, *RELATIONS]
+ENDS = ["", *"∖∪", *") ] } \\} row end".split(), *SEPARATORS, *RELATIONS]
 FACTORS = ("FUNC matrix system ( [ { | word run name unit million square frac binom const "
            "√ ⌊ ⌈").split()
 # How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
@@ -124,8 +124,7 @@ class Parser:
 
     def closes(self):
         """Does the list that is read end here? [ closes ]2, 3[ where no factor is in it."""
-        return self.kind in self.closing and (
-            self.kind != "[" or self.peek(1).kind in ("", "∪", *SEPARATORS))
+        return self.kind in self.closing and (self.kind != "[" or self.peek(1).kind in ENDS)
 
     def answer(self, *closing):
         """A value, and one of the tokens `closing` behind it; "" is the end of all."""
@@ -173,7 +172,8 @@ class Parser:
                     while self.take("'", "mark"):
                         pass
             return combined("*", left, ("name", " " + kind))
-        numbers = kind == "/" and left[0] == self.kind == "num"  # 1/2x is x/2
+        numbers = kind == "/" and self.kind == "num" and (  # 1/2x is x/2, \pi/2 cm is cm
+            left[0] == "num" or self.peek(1).kind == "unit")
         right = self.expression(SUFFIX if numbers else POWER if kind == "^" else binds + 1)
         if kind in "∪∩∖" or kind == "-" and (  # R - {0}
                 left[0] == "numbers" or right[:2] == ("list", "{}")):
@@ -223,7 +223,7 @@ class Parser:
             return None
         text = " ".join(t.text for t in found)
         said = [node for form, node in SAID.items() if re.fullmatch(form, text.lower())]
-        if not said and n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
+        if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             return ("word", text, self.expression(PRODUCT))
         self.i += n
         return said[0] if said else ("word", text)
