@@ -18,8 +18,6 @@ PANELS = {  # metric: label of its panel
     "mean@n": "held-out mean@n", "pass@n": "held-out pass@n", "reward/mean": "reward",
     "policy/entropy": "entropy (nats)", "clip/frac": "share of tokens clipped",
     "policy/kl_old": "KL within the rollout (nats)"}
-OF_SEEDS = ("mean over seeds, over an optimizer step also over rollouts, band: least and most; "
-            f"held-out scores of one seed, band: {NORMAL} standard errors over problems")
 
 
 def read(path):
@@ -92,4 +90,5 @@ def draw_curves(groups, out, panels=PANELS, kept="records", x="rollout"):
     records = {f"{group}, {len(runs)} seeds" if len(runs) > 1 else group:
                [record for run in runs for record in run[kept]] for group, runs in groups.items()}
     draw({label: {line: line_of(its, name, x) for line, its in records.items()}
-          for name, label in panels.items()}, out, OF_SEEDS, x)
+          for name, label in panels.items()}, out,
+         "mean, least and most over seeds and rollouts; one seed's held-out score: 95% interval", x)

@@ -80,7 +80,8 @@ def call(method, f, shape, *inputs, **offered):
 
 
 def gradient(method, tokens, size):
-    """d loss / d log pi [B, T] of a step or of a part of it. Raises ValueError."""
+    """d loss / d log pi and the tokens' losses [2, B, T] of a step or of a part of it: these show
+    where a clip has other bounds, also if no token crosses one. Raises ValueError."""
     tokens = replace(tokens, logprobs=tokens.logprobs.clone().requires_grad_())
     for f in (*method.selects, *method.passes):
         weight = call(method, f, tokens.mask.shape, tokens)
@@ -99,7 +100,7 @@ def gradient(method, tokens, size):
     found, = torch.autograd.grad(loss, tokens.logprobs)
     require(found.isfinite().all(), "its gradient is nan or infinity somewhere; torch.where does "
             "not stop one in the branch not taken, a clamp before it does")
-    return found
+    return torch.stack([found, token_loss.detach() * tokens.mask])
 
 
 def check_step(method, tokens, size):
@@ -109,25 +110,24 @@ def check_step(method, tokens, size):
         return gradient(method, part, size)
     whole = gradient(method, tokens, size)
     draws = not torch.equal(whole, gradient(method, tokens, size))  # random numbers
-    more = replace(tokens, entropy=tokens.entropy + 1)
-    one, other = (call(method, method.objective, x.mask.shape, x) for x in (tokens, more))
-    require(draws or torch.equal(one, other) or not torch.equal(
-        whole, gradient(method, more, size)), f"{named(method.objective)} adds tokens.entropy, "
-            "which has no gradient here: --entropy_coef is such a bonus")
+    more = gradient(method, replace(tokens, entropy=tokens.entropy + 1), size)
+    require(draws or torch.equal(more[1], whole[1]) or not torch.equal(more[0], whole[0]),
+            f"{named(method.objective)} adds tokens.entropy, which has no gradient here: "
+            "--entropy_coef is such a bonus")
     wide = gradient_of(lambda x: pad(x, (0, 3)))[..., :12]
     require(draws or torch.allclose(wide, whole, 1e-5), "its gradient depends on padding: means "
             "and sums have to leave it out, as tokens.mean(x) and (loss * mask).sum() do")
     if not method.whole_step:
         halves = gradient_of(lambda x: x[:4]), gradient_of(lambda x: x[4:])
-        require(draws or torch.allclose(torch.cat(halves), whole, 1e-5),
+        require(draws or torch.allclose(torch.cat(halves, 1), whole, 1e-5),
                 "its gradient depends on how the optimizer step is cut into micro-batches: a "
                 "function that looks at other completions has @whole_step above it, an aggregate, "
                 "too, unless its denominators are those of size")
-    require(not (method.skips_zero_advantage and whole[4].any()),
+    require(not (method.skips_zero_advantage and whole[0, 4].any()),
             "its functions are in BY_ADVANTAGE, and it has a gradient where A = 0")
     tokens.old_logprobs = tokens.sampler_logprobs = tokens.logprobs
-    pushed = gradient(method, tokens, size) * tokens.advantages  # below 0 by the policy gradient
-    require(draws or whole.any() or pushed.any(), "it has no gradient at any token")
+    pushed = gradient(method, tokens, size)[0] * tokens.advantages  # below 0 by the policy gradient
+    require(draws or whole[0].any() or pushed.any(), "it has no gradient at any token")
     require(not method.like_reinforce or pushed.max() <= 0,
             f"at ratio 1 the gradient of {named(method.objective)} has the other sign than the "
             "policy gradient's on some token: is a minus missing, or a .detach() of the ratio "

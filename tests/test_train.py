@@ -192,6 +192,12 @@ def mine(**cells):
     return Method(**{**dict(advantage=centred, objective=plain, aggregate=token_mean), **cells})
 
 
+def clipped_by_entropy(t):
+    """No token of the toy step crosses a bound that another half moves."""
+    wide = torch.where(t.entropy > t.entropy[t.mask].quantile(0.5), 0.15, 0.1)
+    return -torch.minimum(t.ratio * t.advantages, t.ratio.clamp(1 - wide, 1 + wide) * t.advantages)
+
+
 def of_other_completions(tokens):
     return -(tokens.advantages - tokens.mean(tokens.advantages)) * tokens.ratio
 
@@ -243,6 +249,7 @@ CUT = "mine: its gradient depends on how the optimizer step is cut"
     (mine(select=lambda t: 0.5), "returns a float"),
     (mine(advantage=plain, objective=centred), "given; a row has advantage, objective, aggregate"),
     (mine(objective=of_other_completions), CUT),
+    (mine(objective=clipped_by_entropy), CUT),
     (mine(passes=(lambda t: (t.probs, {}),)), "returns a tuple, where a tensor of shape"),
     (mine(select=lambda t: (t.entropy > t.mean(t.entropy)).float()), CUT),
     (mine(aggregate=lambda loss, mask, size: (loss * mask).sum() / mask.sum()), CUT),
