@@ -219,7 +219,7 @@ class Parser:
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
         if self.peek(n).kind not in ENDS or not long or n > 1 and not title and (
-                max(long) < 4 and found[0].kind != "word"):
+                len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text = " ".join(t.text for t in found)
         said = [node for form, node in SAID.items() if re.fullmatch(form, text.lower())]

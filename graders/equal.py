@@ -83,8 +83,8 @@ FUNCTIONS = {
 def value(node, mp, at=(), real=False):
     """The value of an expression with these numbers at its names. real: a complex one is none."""
     match node:
-        case ("num", number):
-            return number
+        case ("num", number) | ("based", number, 10):
+            return Fraction(number)
         case ("name", _) if node in at:
             return at[node]
         case ("const", "π" | "e" | "i" as name):
@@ -269,7 +269,7 @@ def equations(a, b):
         return None
     as_lists = (kinds == {"chain"} or has_set(b) and len(listed(b)) == 2) and (  # x + 1, x > 0
         (a[1] == "or") == (b[1] == "or") or not has_set(b))
-    if a == b or same_equation(a, b) or as_lists and lists(a, b):
+    if same_equation(a, b) or as_lists and lists(a, b):
         return True
     both = [named(a), named(b)]
     if not all(any(bare(name) != name and "," not in name[1] for name in dict(pairs))
@@ -299,8 +299,8 @@ def same_equation(a, b):
     if not a[0] == b[0] == "chain" or a[1] != b[1]:
         return False
     match a[2][0], b[2][0]:
-        case ("f", mine, ("name", x)), ("f", its, ("name", y)) if (
-                mine == its and (x + y).islower() and ("name", y) not in names_of(a)):
+        case ("f", _, ("name", x)), ("f", _, ("name", y)) if (
+                (x + y).islower() and ("name", y) not in names_of(a)):
             a = replaced(a, {("name", x): ("name", y)})  # f(x) = x + 1 is f(t) = t + 1
     if all(map(alike, a[2], b[2])):
         return True
@@ -354,7 +354,7 @@ def real_sets(a, b):
     names = names_of((a, b))
     if len(names) > 1 or not has_set((a, b)) or ("=",) in (a[1], b[1]):
         return None
-    if a[0] != "chain" and b[0] == "list" and b[1] in SEPARATORS and not has_set(b):
+    if a[0] != "chain" and b[1] in SEPARATORS and not has_set(b):
         return False
     nodes = replaced((a, b), dict.fromkeys(names, X))
     parts = {part for n in inside(nodes) if isinstance(n[0], tuple) for part in n if part[0] not

@@ -33,7 +33,7 @@ UNITS |= aliases("COUNTED")
 NUMBERS, NAMED_SETS, SQUARES, BASES = map(aliases, ("NUMBERS", "SETS", "SQUARES", "BASES"))
 PIECE = re.compile(r"""
     (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta|sqrt|omega|alpha)(?=[a-z]{4})
-        |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))|(?<=\d)_\{?10\}?(?=\W*$)
+        |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
         |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
         |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
         |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)|\bRs\.?\ *(?=[0-9])
