@@ -268,8 +268,8 @@ def equations(a, b):
     if "chain" not in kinds:
         return None
     as_lists = (kinds == {"chain"} or has_set(b) and len(listed(b)) == 2) and (  # x + 1, x > 0
-        (a[1] == "or") == (b[1] == "or") or not has_set(b))
-    if same_equation(a, b) or as_lists and lists(a, b):
+        (a[1] == "or") == (b[1] == "or"))
+    if a == b or same_equation(a, b) or as_lists and lists(a, b):
         return True
     both = [named(a), named(b)]
     if not all(any(bare(name) != name and "," not in name[1] for name in dict(pairs))
