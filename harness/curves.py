@@ -91,4 +91,5 @@ def draw_curves(groups, out, panels=PANELS, kept="records", x="rollout"):
                [record for run in runs for record in run[kept]] for group, runs in groups.items()}
     draw({label: {line: line_of(its, name, x) for line, its in records.items()}
           for name, label in panels.items()}, out,
-         "mean, least and most over seeds and rollouts; one seed's held-out score: 95% interval", x)
+         "mean over seeds, of an optimizer step also over rollouts, band: least and most\n"
+         "held-out scores of one seed, band: 1.96 standard errors over problems", x)
