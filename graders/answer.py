@@ -172,7 +172,7 @@ class Parser:
                     while self.take("'", "mark"):
                         pass
             return combined("*", left, ("name", " " + kind))
-        numbers = kind == "/" and self.kind == "num" and (  # 1/2x is x/2, \pi/2 cm is cm
+        numbers = kind == "/" and self.kind == "num" and (  # (1/2)x, (\pi/2) cm
             left[0] == "num" or self.peek(1).kind == "unit")
         right = self.expression(SUFFIX if numbers else POWER if kind == "^" else binds + 1)
         if kind in "∪∩∖" or kind == "-" and (  # R - {0}

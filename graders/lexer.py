@@ -170,7 +170,7 @@ def tokens(text):
 
 
 BEHIND = "num unit / * } ) const ° million square %".split()  # behind these a unit may stand
-WORD_BEHIND = ["!", "name", "end"]  # as behind these 2^n ways, but not no such n exists
+WORD_BEHIND = ["!", "name", "end"]  # and a word behind these: 2^n ways, not no such n exists
 THING = re.compile(  # 8 slices of pizza
     r"(?: *\})? *\b(?:\\text *\{ *)?(?:of|a) (?!no|infini|two|[a-z]*(?:llion|teen|dozen|thousand"
     r"|hundred)s?\b)[a-z]{3,}(?=[]}\\)\s.$*]*\Z)")
