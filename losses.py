@@ -601,8 +601,8 @@ class Method:
     @property
     def flags(self):
         """{name: value} of the hyperparameters that the row's functions take."""
-        defaults = {name: x for f in self.functions for name, x in keyword_only(f).items()}
-        return {name: self.preset.get(name, default) for name, default in defaults.items()}
+        return {name: self.preset.get(name, default)
+                for f in self.functions for name, default in keyword_only(f).items()}
 
     @property
     def whole_step(self):
