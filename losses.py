@@ -201,12 +201,12 @@ def passk(rewards, state, *, k=4):
             "passk counts successes: rewards (less --overlong_penalty) must be 0 or 1")
     failures = (rewards == 0).sum(1, keepdim=True)
 
-    def all_fail(failures_of, size, k):
-        """The chance that k of `size`, drawn without replacement, are all among the failures."""
-        chances = [math.comb(max(n, 0), k) / math.comb(size, k) for n in failures_of]
+    def all_fail(known):
+        """The chance that k, drawn without replacement, all fail, where `known` of them do."""
+        chances = [math.comb(max(f - known, 0), k - known) / math.comb(size - known, k - known)
+                   for f in range(size + 1)]
         return rewards.new_tensor(chances)[failures]
-    unsolved = all_fail(range(size + 1), size, k)                            # 1 - R, [P, 1]
-    others = all_fail([f - 1 for f in range(size + 1)], size - 1, k - 1)  # beside one failure
+    unsolved, others = all_fail(0), all_fail(1)  # 1 - R, and beside one failure, [P, 1] each
     spread = (unsolved * (1 - unsolved)).sqrt()
     return torch.where(spread > 0, (unsolved - others * (rewards == 0)) / spread, 0.0)
 
