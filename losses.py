@@ -261,7 +261,7 @@ def low_probability(tokens, *, prob_split=0.5):
 
 def high_probability(tokens, *, prob_split=0.5):
     """w = 1 where pi_old > prob_split, else 0"""
-    return (tokens.old_logprobs.exp() > prob_split).to(tokens.entropy)
+    return 1 - low_probability(tokens, prob_split=prob_split)
 
 
 @whole_step
