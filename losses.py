@@ -278,8 +278,8 @@ def opsm(tokens, *, opsm_delta=0.5):
 
     A failure that has become unlikely since is not pushed further. The paper gives no delta; TRL
     advises to start at 0.5, slime has 1e-4."""
-    gone = tokens.sequence_mean(-tokens.log_ratio.detach()) > opsm_delta
-    return (~((tokens.advantages < 0) & gone)).to(tokens.entropy)
+    near = tokens.sequence_mean(-tokens.log_ratio.detach()) <= opsm_delta
+    return ((tokens.advantages >= 0) | near).to(tokens.entropy)
 
 
 # The sampler's probabilities are not quite the trainer's. These selects correct for it, with any
