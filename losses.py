@@ -619,7 +619,7 @@ class Method:
         if unknown := set(hyperparameters) - set(self.flags):
             raise TypeError(f"{', '.join(sorted(unknown))}: not used by this method "
                             f"(it has {', '.join(self.flags)})")
-        return replace(self, preset={**self.preset, **hyperparameters})
+        return replace(self, preset=self.preset | hyperparameters)
 
     def call(self, f, *args, **offered):
         """f(*args), with those of the row's hyperparameters and of `offered` that f takes."""
@@ -734,7 +734,7 @@ def selected(method, tokens):
     weight, numbers = 1.0, {}
     for f in method.selects:
         factor, of_select = with_numbers(method.call(f, tokens))
-        weight, numbers = weight * factor, {**numbers, **of_select}
+        weight, numbers = weight * factor, numbers | of_select
     return weight, numbers
 
 
