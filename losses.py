@@ -814,7 +814,7 @@ def measure(method, tokens):
         shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),  # policy/kl_old in the log
         approx_kl_k1=tokens.mean(-log_ratio),
         ratio_mean=tokens.mean(ratio), ratio_min=least + or_nan, ratio_max=most + or_nan,
-        ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy.where(learnt, 0)),
+        ess=effective_sample_size(tokens), entropy=tokens.mean(tokens.entropy),
         **{f"ratio_std/bin{i}": std[i] + or_nan for i in range(BINS)},
         **{f"bin_frac/bin{i}": count[i] / count.sum() for i in range(BINS)})
 
