@@ -799,11 +799,10 @@ def measure(method, tokens):
     gives it no gradient, for whatever reason; shares are of all completion tokens. The other
     numbers are of the completions with A other than 0, for every method, since backward may leave
     out the rest; nan where there is none."""
-    weight = weight_on_logprob(method, tokens)
-    clipped_up = (weight == 0) & (tokens.advantages > 0)
-    clipped_down = (weight == 0) & (tokens.advantages < 0)
-    shares = dict(clip_frac=tokens.mean(clipped_up | clipped_down),
-                  clip_high_frac=tokens.mean(clipped_up), clip_low_frac=tokens.mean(clipped_down))
+    no_gradient = weight_on_logprob(method, tokens) == 0
+    up, down = no_gradient & (tokens.advantages > 0), no_gradient & (tokens.advantages < 0)
+    shares = dict(clip_frac=tokens.mean(up | down), clip_high_frac=tokens.mean(up),
+                  clip_low_frac=tokens.mean(down))
     learnt = tokens.mask & (tokens.advantages != 0).any(1, keepdim=True)
     tokens = replace(tokens, mask=learnt)
     log_ratio, ratio = tokens.log_ratio, tokens.ratio
