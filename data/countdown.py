@@ -35,10 +35,9 @@ def random_expression(rng, nums, operators):
         i = rng.randrange(len(terms) - 1)
         (left, a), (right, b) = terms[i], terms[i + 1]
         op = rng.choice(operators)
-        value = OPERATIONS[op](a, b)
         text = f"{left}{op}{right}"
         outermost = len(terms) == 2  # needs no brackets
-        terms[i:i + 2] = [(text if outermost else f"({text})", value)]
+        terms[i:i + 2] = [(text if outermost else f"({text})", OPERATIONS[op](a, b))]
     return terms[0]
 
 
