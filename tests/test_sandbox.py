@@ -94,6 +94,9 @@ CASES = [
     F("tuple for a list", 1, "def f(x): return (x,x)", [dict(input="3", output="[3, 3]")]),
     F("two arguments", 1, "class Solution:\n"
       "    def f(self,a,b): return a+b", [dict(input='[1]\n[2]', output="[1, 2]")]),
+    F("a dataclass, pickled", 1, "from __future__ import annotations\nimport pickle\n"
+      "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
+      "def f(x): return pickle.loads(pickle.dumps(A(2 * x))).x"),
     F("strings", 1, "def f(s): return s[::-1]", [dict(input='"ab\\n"', output='"\\nba"')]),
     F("none", 1, "def f(s): return None", [dict(input='"ab"', output='null')]),
     # wrong
@@ -127,6 +130,8 @@ CASES = [
       "fcntl.lockf(os.open(os.__file__, os.O_RDONLY), fcntl.LOCK_SH)\nANSWER"),
     S("a watch on a file of the host", 0, "import ctypes\n"
       "assert ctypes.CDLL(None).inotify_init() >= 0\nANSWER"),
+    S("a watch by fanotify", 0, "import ctypes\n"
+      "assert ctypes.CDLL(None).fanotify_init(0x200, 0) >= 0\nANSWER"),  # FAN_REPORT_FID
     *(F(f"{got} for {wanted}", ok, f"def f(x): return {got}", [dict(input="1", output=wanted)])
       for got, wanted, ok in (
           ("True", "1", 0), ("1", "true", 0), ("-0.0", "false", 0), ("[[True]]", "[[1]]", 0),
