@@ -113,7 +113,10 @@ def run_jobs(module, jobs, size):
             results[i] = worker.run(jobs[i])
 
     with ThreadPoolExecutor(size) as threads:
-        list(threads.map(work, pool(module, size)))  # raises what a thread has raised
+        try:
+            list(threads.map(work, pool(module, size)))  # raises what a thread has raised
+        finally:
+            list(numbers)  # after Ctrl-C no worker takes another
     return results
 
 

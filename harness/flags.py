@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.rows = {}  # {flag: default}
         self.source = ""  # of the values that are parsed; the command line has no name
         self.own = ""  # the flags of the method that is parsed for, in words
-        self._negative_number_matcher = re.compile(r"-[\d.]+(e[-+]?\d+)?$")  # -1e-3 is no flag
+        self._negative_number_matcher = re.compile(r"-[\d.]+(?i:e[-+]?\d+)?$")  # -1e-3 is no flag
 
     def error(self, message):  # without the page of usage in front of it
         if message.startswith("unrecognized arguments: "):

@@ -87,8 +87,8 @@ def optimizer_steps(records):
     """The metrics of each optimizer step -> their means under the log's names, all as "steps"."""
     steps = [{logged_name(name): float(value) for name, value in record.items()}
              for record in records]
-    return {**{name: mean_of_some(step[name] for step in steps)
-               for name in (steps[0] if steps else ())},  # --mask_truncated may leave no token
+    return {**{name: mean_of_some(step[name] for step in steps if name in step)
+               for name in {name: 0 for step in steps for name in step}},  # not every step logs all
             "steps": steps,
             "optim/overflows": sum(step["optim/overflow"] for step in steps),  # not taken (float16)
             # all of their groups were uniform: AdamW's moments alone moved the weights

@@ -75,7 +75,8 @@ def load_data(args):
     except (data.DataError, PermissionError) as e:
         other = (": --eval_data NAME holds out another's, --eval_every 0 none"
                  if "no test split" in str(e) else "")
-        refuse(f"{e}{other}".replace(f"--data {args.eval_data}", f"--eval_data {args.eval_data}"))
+        refuse(re.sub(f"--data (?={re.escape(str(args.eval_data))}[: ])", "--eval_data ",
+                      f"{e}{other}"))
     learnt = {*map(data.cluster, rows)}
     if both := sum(data.cluster(p) in learnt for p in test_set):
         say(f"{both} of the {len(test_set)} held-out problems of {held_out} are training "

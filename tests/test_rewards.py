@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -192,6 +193,21 @@ def test_what_grade_asks_of_the_workers(monkeypatch, capsys):
     assert {job.seconds for job in asked[1][1]} == {1.5} and asked[1][2] == worker.WORKERS
     with pytest.raises(ValueError):
         grade(problems, [["a"]])
+
+
+def test_after_an_interrupt_no_worker_takes_another_job(monkeypatch):
+    class Slow:
+        def run(self, job):
+            time.sleep(0.05)
+            if job == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append(job)
+
+    done = []
+    monkeypatch.setattr(worker, "pool", lambda module, size: [Slow() for _ in range(size)])
+    with pytest.raises(KeyboardInterrupt):
+        worker.run_jobs("rewards", range(200), 2)
+    assert len(done) < 50
 
 
 def test_a_row_counts_what_cannot_be_read_and_gives_0(monkeypatch):

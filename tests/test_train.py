@@ -64,6 +64,7 @@ from losses import METHODS, Method, asym, centred, token_mean
     ("--model /nowhere/at/all", "/nowhere/at/all"), ("--model {root}", "config.json"),
     ("--model " + "x" * 5000, "too long"),
     ("--eval_data nope", "--eval_data nope: "), ("--data_dir {root}", "countdown is none of them"),
+    ("--eval_data countdown --data countdown5", " --data countdown5: "),
     ("--data {root}/code.jsonl", "--allow_unsafe_code"), ("--out {root}/tests/run", "already"),
     ("--resume --out {root}/none", "there is no run in {root}/none"),
     ("--tp 1 --force", "is for --resume, which"), ("--lora_alpha 8", "is for --lora_rank"),
