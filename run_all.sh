@@ -119,9 +119,9 @@ lock() {
 }
 
 train_all() {
-  local steps method seed out folders=() suffix flags=${EXTRA/--force/}
-  flags=${flags% }
-  # other flags have other folders
+  local steps method seed out folders=() suffix flags
+  # shellcheck disable=SC2086,SC2116
+  flags=$(echo ${EXTRA/--force/}) # other flags have other folders, with --force or without
   suffix=$(echo "$flags" | LC_ALL=C tr -cs 'A-Za-z0-9.\n' '-' | sed 's/^-*/-/; s/-*$//')
   [ ${#suffix} -le 60 ] || suffix=-$(echo "$flags" | cksum | cut -d' ' -f1)
   .venv/bin/python losses.py ${METHODS:-fade grpo} >/dev/null  # refuses a wrong name now

@@ -197,6 +197,14 @@ def test_gemma_without_a_cold_start(clone, tmp_path, monkeypatch):
 
 
 @pytest.mark.quick
+def test_force_continues_the_run_of_the_same_flags(clone):
+    flags = "--rollouts 12 --group_size 8 --problems_per_rollout 32 --eval_every 0 --lr 1e-4"
+    outs = {re.search(r"--out (runs/fade\S+)", clone(HERE=MAC, EXTRA=extra)[1])[1] for extra in (
+        flags, f"--force {flags}", f"{flags} --force", flags.replace(" --lr", " --force --lr"))}
+    assert len(outs) == 1
+
+
+@pytest.mark.quick
 def test_a_run_that_was_started_by_hand_is_not_continued(clone, tmp_path):
     config = tmp_path / "copy" / "runs" / "fade-16-0" / "config.json"
     config.parent.mkdir(parents=True)
