@@ -198,12 +198,10 @@ def lines_equal(printed, expected):
 
 def decimals(line):
     """The finite numbers that a line consists of; None if anything else is in it, as in 1_000."""
-    try:
+    with suppress(InvalidOperation):
         values = [Decimal(word) for word in line.split()]
-    except InvalidOperation:
-        return None
-    plain = line.isascii() and "_" not in line and all(value.is_finite() for value in values)
-    return values if plain else None
+        if line.isascii() and "_" not in line and all(value.is_finite() for value in values):
+            return values
 
 
 def parsed(text):
