@@ -100,7 +100,8 @@ class Parser(argparse.ArgumentParser):
             self.source = f"{words}: "
             known = {name: x for name, x in values.items() if name in self.rows and x is not None}
             self.parse_args([
-                (f"--{name}" if x else f"--no-{name}") if isinstance(x, bool) else f"--{name}={x}"
+                (f"--{name}" if x else f"--no-{name}") if isinstance(x, bool)
+                else f"--{name}={json.dumps(x) if isinstance(x, dict) else x}"
                 for name, x in known.items()], args)
             args.origin.update(dict.fromkeys(known, words))
         self.source = ""

@@ -227,6 +227,10 @@ def test_a_chat_template_gets_its_arguments_and_a_missing_one_or_no_tokenizer_is
     assert prompt == again and prompt.endswith(":hm:")  # two completions of the one group
     args, _ = train.parse_args(["--out", str(tmp_path / "run"), "--resume"])
     assert args.template_kwargs == '{"think": "hm"}' and args.template == "chat"
+    (folder / "recipe.json").write_text(json.dumps(dict(settings=dict(
+        template="chat", template_kwargs=dict(think="hm")))))  # an object, as its text
+    args, _ = train.parse_args(["--model", str(folder)])
+    assert args.template_kwargs == '{"think": "hm"}'
     # of Gemma transformers makes a tokenizer that knows no word
     Gemma2Config().save_pretrained(tmp_path / "gemma")
     with pytest.raises(ValueError, match="has no tokenizer"):
