@@ -264,8 +264,8 @@ class Parser:
                 index = self.answer("]") if self.take("[") else num(2 + (token.text == "∛"))
                 return ("^", self.prefix(), ("/", num(1), index))
             case "frac" | "binom":
-                kind = ("/",) if token.kind == "frac" else ("f", "choose")
-                return (*kind, self.prefix(), self.prefix())
+                parts = self.prefix(), self.prefix()
+                return combined("/", *parts) if token.kind == "frac" else ("f", "choose", *parts)
             case "system":
                 return replaced(self.answer("end"), {"row": "and"})
             case "matrix":

@@ -20,7 +20,7 @@ from graders.lexer import UNITS, WORDS
 
 LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
 LOW.dps, HIGH.dps = 120, 200
-SAME = HIGH.mpf(10) ** -80  # two irrational values are equal to this part of their size
+SAME = HIGH.mpf(10) ** -100  # two irrational values are equal to this part of their size
 AGREE = HIGH.mpf(10) ** -30  # to this part the two agree, where HIGH is right to SAME
 BITS = 140_000  # of a power, some 40,000 digits; a larger one has no value
 PERCENT, INFINITY, X = ("name", " %"), ("const", "∞"), ("name", "x")
@@ -42,13 +42,6 @@ def power(mp, a, b):
     if a and exact(b) and b.denominator % 2 and a == -abs(a):
         return (-1) ** abs(b.numerator) * power(mp, -a, b)
     return a ** b.numerator if exact(a, b) and b.denominator == 1 else mp.power(a, b)
-
-
-def plus(mp, a, b):
-    """a + b, if no term is lost in the other one"""
-    if not exact(a, b) and 0 < min(abs(a), abs(b)) < SAME * max(abs(a), abs(b)):
-        raise ArithmeticError("large")
-    return a + b
 
 
 def integer(name, mp, *given):
@@ -75,7 +68,7 @@ FUNCTIONS = {
     **{name: partial(analytic, name.lower().replace("arc", "a").replace("cis", "expj"))
        for name in (*WORDS["FUNC"], "Gamma")},
     **{name: partial(integer, name) for name in INTEGER}, "^": power,
-    "+": plus, "*": lambda mp, x, y: x * y, "/": lambda mp, x, y: x / y,
+    "+": lambda mp, x, y: x + y, "*": lambda mp, x, y: x * y, "/": lambda mp, x, y: x / y,
     "abs": lambda mp, x: abs(x), "ln": lambda mp, x: mp.log(x),
     "exp": lambda mp, x: power(mp, +mp.e, x)}
 
@@ -194,7 +187,7 @@ def same_expression(a, b, times=1):
 def rounds(x, y, least=10**5):
     """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
     With a `least` of 1, any other number, rounded to any digit?"""
-    x, y = closed(x), closed(y)
+    x, y = closed(x) if x[0] != "/" else None, closed(y)
     last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
     has_end = exact(y) and 10**60 % y.denominator == 0
     return last and y is not None and not (has_end and least > 1) and abs(x) * last >= least and (
@@ -304,12 +297,14 @@ def same_equation(a, b):
             a = replaced(a, {("name", x): ("name", y)})  # f(x) = x + 1 is f(t) = t + 1
     if all(map(alike, a[2], b[2])):
         return True
-    if a[1] != ("=",) or len(names_of(b)) <= any(map(label, b[2])):
+    if a[1] not in zip("=<≤") or len(names_of(b)) <= any(map(label, b[2])):  # of one sign
         return False
-    # Is the quotient of the differences one number, and not 0?
+    # Is the quotient of the differences one number, and not 0, or of sides with < above 0?
     quotient = ("/", *(("+", left, ("*", num(-1), right)) for _, _, (left, right) in (b, a)))
-    found = [x for at in points(a, b) if not isinstance(x := tried(quotient, at, True), str)]
-    return len(found) > 2 and found[0] != 0 and all(same_number(x, found[0]) for x in found)
+    found = [x for at in points(a, b) if not isinstance(
+        x := tried(quotient, at, "i" not in functions_of(quotient)), str)]
+    return len(found) > 2 and all(same_number(x, found[0]) for x in found) and (
+        found[0] != 0 if "=" in a[1] else found[0] > 0)
 
 
 @cached

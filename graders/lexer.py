@@ -79,7 +79,7 @@ PIECE = re.compile(r"""
         (?(group)\ *\}))
     |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
     |(?P<accent>\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
-        (?![A-Za-z])\ *(?:\{[^{}]*\}|\\?[A-Za-z]+)|∠\ *\w+)
+        (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
     |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))|(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
     |(?P<brace>[{}](?![,:]\}))|(?P<vector_ends>>(?=[\s$.]*\Z))
     |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|theta|l(?:n|og)|(?:arc)?(?:sin|cos|tan)|cdot)  # \cosx
@@ -89,7 +89,7 @@ PIECE = re.compile(r"""
 
 LETTERS = ("word", "run", "name")
 UNSEEN = ("skip", "FONT")  # these only part tokens
-WRITTEN_OUT = {"[\uff01-\uff5e″℃]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
+WRITTEN_OUT = {"[\uff01-\uff5e″℃\u2126-\u212b]+": "%s", "[⁰¹²³⁴-⁹⁻]+": "^{%s}", "[₀-₉]+": "_{%s}",
                "[¼-¾⅐-⅞]": "{%s}"}
 
 
@@ -114,10 +114,9 @@ def read_piece(kind, piece, font=False):
         case "numbers":
             letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
             return kind, letter + "+" * bool(more)  # N^*
-        case "derivative" | "accent" | "mark" | "sub":
-            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|vert|rm)\b|\|", "", piece)
+        case "derivative" | "accent" | "mark" | "sub" if not re.match(r"_.*(\^|frac|sqrt)", piece):
+            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|vert|rm|triangle)\b|\|", "", piece)
             piece = re.sub(r"\\?[A-Za-z]+|∠", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
-            piece = piece.replace("skip", "")  # S_{\triangle ABC}
             return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
