@@ -16,6 +16,8 @@ subsets are in a .json beside them.
 """
 
 import json
+import re
+import sys
 from pathlib import Path
 
 from analysis.__main__ import grouped, output, read_command, read_runs
@@ -36,8 +38,8 @@ def make_parser():
     parser.add_argument("paths", metavar="PATH", nargs="+", type=Path,
                         help="a file of train.py --save_rollouts; passk: folders of runs, as "
                         "runs/*")
-    parser.flag("model", None, "the Hugging Face model that the steps are taken with; for a later "
-                "rollout than the first, the checkpoint before it (default: the run's)")
+    parser.flag("model", None, "the Hugging Face model that the steps are taken with (default: the "
+                "run's; for a later rollout than the first, the run's checkpoint before it)")
     parser.flag("lr", None, "page, steps: learning rate (default: the run's)", type=float,
                 least=1e-12)
     parser.flag("steps", None, "page, steps: optimizer steps (default: the run's)", type=int,
@@ -48,6 +50,19 @@ def make_parser():
     parser.flag("out", None, "file to write (default: beside the rollout or the run)", type=Path)
     parser.add_argument("-h", "--help", action="help", help="show this page")
     return parser
+
+
+def checkpoint_before(path):
+    """-> the checkpoint that sampled a later rollout than the first, in its run's folder. None, for
+    the model that the run began with, if it is the first, or, said as a warning, that is gone."""
+    number = re.fullmatch(r"rollout_(\d{6})", path.stem)
+    number = int(number[1]) - 1 if number else 0
+    checkpoint = path.parent.parent / "checkpoints" / f"rollout_{number:06d}"
+    if number and checkpoint.is_dir():
+        return str(checkpoint)
+    if number:
+        print(f"anatomy: WARNING  there is no {checkpoint}, which sampled {path.name}: the run's "
+              "first model takes its place; --model names another", file=sys.stderr)
 
 
 def write_figure(command, path, out, model, **options):
@@ -86,6 +101,7 @@ def main(argv=None):
                      f"runs/kept/rollouts/rollout_000001.pt, not {', '.join(map(str, args.paths))}")
     name, *own = COMMANDS[args.command]
     out, options = output(parser, name, args), {flag: getattr(args, flag) for flag in own}
+    options["model"] = args.model or checkpoint_before(path)
     with refusing(f"{path}: ", "anatomy"):  # a sentence on the file, the model or the steps
         if args.command == "page":
             from anatomy.tokens import make_page

@@ -56,7 +56,7 @@ def command_of(kept_run, tmp_path, capsys):
     return run
 
 
-def test_the_steps_and_the_subsets_of_a_rollout(command_of, kept_run):
+def test_the_steps_and_the_subsets_of_a_rollout(command_of, kept_run, capsys):
     said, result = command_of("steps")
     assert (result["rollout"], result["method"], result["lr"]) == (1, "fade", 1e-3)
     start, *after = result["steps"]
@@ -75,6 +75,13 @@ def test_the_steps_and_the_subsets_of_a_rollout(command_of, kept_run):
     assert "| norm_selected |" in said.splitlines()[0].replace("  ", "")
     assert result["subsets"]["full"]["norm_selected"] == pytest.approx(1)
     # with the weights after the run's own steps the ratios are spread before the first step
+    assert "WARNING" not in capsys.readouterr().err
+    first, second, third = (kept_run / "rollouts" / f"rollout_00000{i}.pt" for i in (1, 2, 3))
+    checkpoint = kept_run / "checkpoints" / "rollout_000001"
+    before = [*map(anatomy.checkpoint_before, (first, second, third))]
+    assert before == [None, str(checkpoint), None]
+    assert f"{checkpoint.with_name('rollout_000002')}, which sampled rollout_000003.pt" in (
+        capsys.readouterr().err)
     _, result = command_of("steps", "--steps", "2", "--lr", "1e-9", "--model",
                            str(kept_run / "checkpoints" / "rollout_000001"))
     assert result["lr"] == 1e-9 and len(result["steps"]) == 3
