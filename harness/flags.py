@@ -305,7 +305,7 @@ def earlier_run(args):
         history = list(config["history"])
         return dict(out=out, history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
                     derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text()) for x in CODE})
+                    code={x: ast.parse(path.with_name(x).read_text(), x) for x in CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None

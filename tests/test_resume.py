@@ -145,6 +145,11 @@ def test_a_damaged_checkpoint_is_one_sentence(whole, tmp_path, capsys):
     (damaged / "trainer.pt").write_bytes((damaged / "trainer.pt").read_bytes()[:-100])
     with pytest.raises(train.RunFailed, match="rollout_000003/trainer.pt cannot be read"):
         resume(out)
+    (damaged / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(SystemExit):
+        resume(out)
+    said = capsys.readouterr().err
+    assert f"--resume: the newest checkpoint, {damaged}, cannot be loaded" in said
     damaged.rename(damaged.with_name("damaged"))
     resume(out)
     assert "from rollout 2" in capsys.readouterr().out and same(out, whole[0])
