@@ -587,6 +587,7 @@ class Method:
     source: str = ""
 
     def __post_init__(self):
+        require(self.selects and self.passes, "a row has a select and a pass, one or more of each")
         for f in self.functions:
             require(hasattr(f, "__name__"), f"a row is made of functions: {f!r} is none")
 

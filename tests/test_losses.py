@@ -425,6 +425,8 @@ ONE = tokens_of([[0.5]], [[0.5]], [[1]])
     *((lambda cell=cell: losses.Method(cell, losses.ppo_clip, losses.token_mean),
        "made of functions: .*zscore.* is none")
       for cell in ("zscore", functools.partial(losses.zscore))),
+    *((lambda none=none: replace(METHODS["grpo"], **{none: ()}), "one or more of each")
+      for none in ("select", "passes")),
     *((lambda low=low, high=high: policy_loss(
         row("grpo", select="geometric_mask"), corrected_tokens(), 3, geo_low=low, geo_high=high),
        "--geo_low must be from 0 to 1 and --geo_high 1 or")

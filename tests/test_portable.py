@@ -177,6 +177,19 @@ def test_what_full_refuses(clone, wrong, says):
 
 
 @pytest.mark.quick
+def test_full_trains_each_seed_with_each_number_of_steps(clone, tmp_path):
+    grid = tmp_path / "grid.txt"
+    grid.write_text("a  2 4  --loss grpo\n")
+    done, asked = clone("full", HERE=MAC, MODEL="x", DATA="orz", GRID=str(grid), SEEDS="0 1",
+                        JOBS="2", RUNS="runs/full")
+    assert done.returncode == 0, done.stderr
+    trained = re.findall(r"--steps_per_rollout (\d) --seed (\d) --out (\S+) --resume", asked)
+    assert sorted(trained) == [(steps, seed, f"runs/full/a-{steps}-{seed}")
+                               for steps in "24" for seed in "01"]
+    assert "--runs 4 --jobs 2" in asked and "passk runs/full/a-2-0" in asked
+
+
+@pytest.mark.quick
 def test_gemma_without_a_cold_start(clone, tmp_path, monkeypatch):
     """Its flags are those of train.py. All of it is run by test_real_model.py, with one."""
     monkeypatch.chdir(tmp_path / "copy")
