@@ -22,7 +22,7 @@ LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
 LOW.dps, HIGH.dps = 120, 200
 SAME = HIGH.mpf(10) ** -100  # two irrational values are equal to this part of their size
 AGREE = HIGH.mpf(10) ** -30  # to this part the two agree, where HIGH is right to SAME
-BITS = 140_000  # of a power, some 40,000 digits; a larger one has no value
+BITS = 280_000  # of a number, 80,000 digits, a power half of it; a larger one has no value
 PERCENT, INFINITY, X = ("name", " %"), ("const", "∞"), ("name", "x")
 INFINITIES = {INFINITY: HIGH.inf, negative(INFINITY): -HIGH.inf}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
@@ -37,7 +37,7 @@ def exact(*numbers):
 def power(mp, a, b):
     """a^b. A root of odd degree of a negative number is real."""
     bits = max(map(int.bit_length, a.as_integer_ratio())) - 1 if exact(a) else mp.log(abs(a), 2)
-    if a and abs(b * bits) > BITS:
+    if a and abs(b * bits) > BITS / 2:
         raise ArithmeticError("large")
     if a and exact(b) and b.denominator % 2 and a == -abs(a):
         return (-1) ** abs(b.numerator) * power(mp, -a, b)
@@ -93,7 +93,8 @@ def value(node, mp, at=(), real=False):
                 given if name == "^" or exact(*given) else map(mp.convert, given)))
             if not exact(found) and not mp.isfinite(found):
                 raise ArithmeticError("pole")
-            if exact(found) and max(map(int.bit_length, found.as_integer_ratio())) > 2 * BITS:
+            lost = name == "+" and found in given and 0 not in given  # is a term, in the other
+            if lost or exact(found) and max(map(int.bit_length, found.as_integer_ratio())) > BITS:
                 raise ArithmeticError("large")
             if real and not exact(found) and abs(found.imag) > SAME * abs(found):
                 raise ArithmeticError("complex")
@@ -288,7 +289,7 @@ def equations(a, b):
 
 
 def same_equation(a, b):
-    """Have two chains the same sides, or is one equation a multiple of the other?"""
+    """Have two chains the same sides, or is one a multiple of the other, a positive one with <?"""
     if not a[0] == b[0] == "chain" or a[1] != b[1]:
         return False
     match a[2][0], b[2][0]:
@@ -299,7 +300,6 @@ def same_equation(a, b):
         return True
     if a[1] not in zip("=<≤") or len(names_of(b)) <= any(map(label, b[2])):  # of one sign
         return False
-    # Is the quotient of the differences one number, and not 0, or of sides with < above 0?
     quotient = ("/", *(("+", left, ("*", num(-1), right)) for _, _, (left, right) in (b, a)))
     found = [x for at in points(a, b) if not isinstance(
         x := tried(quotient, at, "i" not in functions_of(quotient)), str)]

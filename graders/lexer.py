@@ -182,7 +182,7 @@ def measured(found, kind, word, gap, last):
     """The kind and text of letters behind Tokens: of a unit, million or square behind a number.
     gap: behind a space? last: at the end of all, or m of m/s?"""
     before, start = found[-1].kind, found[-2].kind if found[1:] else ""
-    if before in ("(", "{") and start in BEHIND and (kind == "word" or found[-1].gap):
+    if before in ("(", "{") and start in BEHIND and found[-1].gap:
         before = start  # 9 (apples)
     if before in ("square", *BEHIND) or kind == "word" and (
             (start, before) in (("/", "("), ("frac", "{"), ("}", "{")) or (
