@@ -81,7 +81,7 @@ def train_all(args, plan):
         done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=env, capture_output=True,
                               text=True)  # of a finished run it compares, and trains nothing
         if done.returncode:
-            return done.stderr.strip().splitlines()[-1]
+            return (done.stderr.strip() or f"ended with code {done.returncode}").splitlines()[-1]
         for line in re.findall("resuming, but .*", done.stdout):  # --force: an older run's score
             print(f"{out.name}: {line}")
         return curves.read(out)["records"][-1]["mean@n"]

@@ -290,12 +290,12 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
             (folder / "config.json").write_text(json.dumps(config))
             record = {"rollout": 25, "reward/mean": score, "eval/countdown/mean@4": score}
             write_rows(folder / "metrics.jsonl", [record])
-    ran, of_other_code = [], set()
+    ran, of_other_code, words = [], set(), ["x\ntrain.py: losses.py changed in raw\n"]
 
     def trains(argv, **options):  # it finds these runs finished
         ran.append(argv)
         code = 2 * (argv[argv.index("--lr") + 1] in of_other_code and "--force" not in argv)
-        return SimpleNamespace(returncode=code, stderr="x\ntrain.py: losses.py changed in raw\n",
+        return SimpleNamespace(returncode=code, stderr=words[0],
                                stdout="resuming, but x changed\n" * ("--force" in argv))
     monkeypatch.setattr(subprocess, "run", trains)
     sweep.main([*FLAGS, str(tmp_path)])
@@ -311,6 +311,10 @@ def test_the_best_rates_are_compared_over_fresh_seeds(tmp_path, capsys, monkeypa
     with pytest.raises(SystemExit, match="runs have failed; the same command"):
         sweep.main([*FLAGS, str(tmp_path)])
     assert "grpo, lr 1e-5, seed 0: train.py: losses.py changed in raw" in capsys.readouterr().out
+    words[0] = ""  # as of a run that the system killed
+    with pytest.raises(SystemExit, match="runs have failed; the same command"):
+        sweep.main([*FLAGS, str(tmp_path)])
+    assert "grpo, lr 1e-5, seed 0: ended with code 2" in capsys.readouterr().out
     sweep.main([*FLAGS, str(tmp_path), "--force"])
     said = capsys.readouterr().out
     assert "difference +0.200" in said and said.count(": resuming, but x changed") == 12
