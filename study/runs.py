@@ -9,7 +9,8 @@ it.
 The same command again continues: a run that was interrupted starts anew. A run is a process forked
 from this one, so that nothing is imported twice. A line has a checksum of each definition that
 its row and its verifier reach, without comments; where one is another today, nothing is trained
-without --force, which keeps the line. The published lines, which have none, are kept.
+without --force, which keeps the line. Of the published lines those of gemma_fp8 have checksums, of
+older code; the others have none, and are kept.
 """
 
 import argparse
