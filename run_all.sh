@@ -187,6 +187,7 @@ case "${1:-}" in
   grid)
     shift
     .venv/bin/python -m study.runs "$@"
+    case " $* " in *" --plan "* | *" --help "* | *" -h "*) exit ;; esac # which train nothing
     .venv/bin/python -m study measure
     .venv/bin/python -m study results
     ;;

@@ -168,6 +168,14 @@ def test_commands_of_run_all_without_linux_tools(clone, args, asked):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("flag", ["--plan", "--help"])
+def test_a_plan_of_the_grid_measures_nothing(clone, flag):
+    done, asked = clone("grid", "map", flag, HERE=MAC)
+    assert done.returncode == 0 and f"-m study.runs map {flag}" in asked
+    assert "measure" not in asked and "results" not in asked
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("wrong, says", [
     (dict(GRID="/dev/null"), "no run"), (dict(METHODS="acpo"), "METHODS"),
     (dict(MODEL=""), "MODEL=")])
@@ -207,6 +215,8 @@ def test_gemma_without_a_cold_start(clone, tmp_path, monkeypatch):
               for line in asked.splitlines() if line.startswith("python train.py")]
     assert [(x.loss, x.stop, x.max_tokens) for x in parsed] == [
         (name, "</answer>", 12) for name in ("grpo", "fade")]
+    _, asked = clone("gemma", HERE=MAC, MODEL="Qwen/Qwen2.5-0.5B")  # an id of the Hub
+    assert "--model Qwen/Qwen2.5-0.5B" in asked and "from_gguf" not in asked
 
 
 @pytest.mark.quick
