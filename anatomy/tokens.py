@@ -43,14 +43,17 @@ def token_texts(tokenizer, ids):
     return pieces
 
 
-def completions_of(kept, eos):
+def completions_of(kept, tokenizer, eos):
     """The page's facts of each completion of the rollout, the same for all methods."""
-    batch, limit = kept.batch, kept.flags["max_tokens"]
-    last = batch.ids.gather(1, (batch.lengths - 1)[:, None])
-    columns = batch.completion_len, kept.shaped_rewards, kept.rewards == 1, last
+    batch, limit, stop = kept.batch, kept.flags["max_tokens"], kept.flags["stop"]
+
+    def ended(row):  # by a token, or by the text of --stop
+        ids = batch.ids[row, batch.prompt_len[row]:batch.lengths[row]].tolist()
+        return ids[-1] in eos or stop and stop in tokenizer.decode(ids)
+    columns = batch.completion_len, kept.shaped_rewards, kept.rewards == 1
     return [dict(tokens=n, reward=round(reward, 6), right=right,
-                 truncated=n >= limit and end not in eos)
-            for n, reward, right, end in zip(*(x.flatten().tolist() for x in columns))]
+                 truncated=n >= limit and not ended(row))
+            for row, (n, reward, right) in enumerate(zip(*(x.flatten().tolist() for x in columns)))]
 
 
 def problem_text(batch, rows, tokenizer):
@@ -175,7 +178,8 @@ def make_page(path, model=None, methods=None, steps=None, lr=None, problems=None
     note, start = note_on_start(kept), copy.deepcopy(kept.policy.state_dict())
     of_methods, walks = zip(*(walked(kept, name, shown, start, steps, lr)
                               for name in dict.fromkeys(names or [flags["loss"]])))
-    reference, facts = reference_numbers(kept, shown, walks[0]), completions_of(kept, eos)
+    reference = reference_numbers(kept, shown, walks[0])
+    facts = completions_of(kept, tokenizer, eos)
     groups = [range(i, i + size) for i in range(0, n, size)]
     header = dict(
         rollout=kept.rollout, run=flags["loss"], model=Path(tokenizer.name_or_path).name,

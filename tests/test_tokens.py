@@ -199,8 +199,11 @@ def test_facts_of_a_completion(rollout, page):
          for n, reward, text in zip(*columns)] for columns in zip(lengths, REWARDS, COMPLETIONS)]
     # --overlong_penalty takes from a right one's reward, too, and a reward of 1 alone is right
     kept.shaped_rewards[0, 0], kept.rewards[0, 3] = 0.25, 2.0
-    first, *_, fourth = tokens.completions_of(kept, [0])[:4]
+    tokenizer = AutoTokenizer.from_pretrained(kept.flags["model"])
+    first, *_, fourth = tokens.completions_of(kept, tokenizer, [0])[:4]
     assert first["right"] and first["reward"] == 0.25 and not fourth["right"]
+    kept.flags["stop"] = "a" * 40  # which ends the last one at the limit, too
+    assert not any(fact["truncated"] for fact in tokens.completions_of(kept, tokenizer, [0]))
 
 
 @pytest.mark.quick
