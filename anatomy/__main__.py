@@ -22,7 +22,7 @@ from pathlib import Path
 
 from analysis.__main__ import grouped, output, read_command, read_runs
 from harness.failures import refusing
-from harness.files import numbers
+from harness.files import numbers, write
 from harness.flags import Parser
 
 # command: the file that it writes without --out, and its own flags
@@ -75,7 +75,7 @@ def write_figure(command, path, out, model, **options):
     kept, beside = open_rollout(path, model), out.with_suffix(".json")
     result = dict(rollout=kept.rollout, method=kept.flags["loss"],
                   lr=options.get("lr") or kept.flags["lr"], **measure(kept, **options))
-    beside.write_text(json.dumps(numbers(result), indent=1))
+    write(beside, json.dumps(numbers(result), indent=1))
     draw(result, out)
     print(f"{table(result)}\nwritten: {out}, {beside}")
 
@@ -105,7 +105,7 @@ def main(argv=None):
     with refusing(f"{path}: ", "anatomy"):  # a sentence on the file, the model or the steps
         if args.command == "page":
             from anatomy.tokens import make_page
-            out.write_text(make_page(path, **options), encoding="utf-8")
+            write(out, make_page(path, **options))
             print(f"written: {out}")
         else:
             write_figure(args.command, path, out, **options)

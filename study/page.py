@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from harness.curves import plt, save
-from harness.files import write
+from harness.files import write, writing
 from harness.stats import markdown_table
 from study import mechanism, rule
 from study.runs import HERE, RESULTS, read_bases, read_plan
@@ -144,7 +144,7 @@ def write_csv(models, updates_rows):
                                          ("gemma", row.gemma, row.gemma_verdict)):
             if measured:
                 lines.append((model, row.place, row.claim, *[""] * 2, measured, *[""] * 6, verdict))
-    with open(RESULTS / "claims.csv", "w", newline="") as file:
+    with writing(RESULTS / "claims.csv") as aside, open(aside, "w", newline="") as file:
         csv.writer(file).writerows(lines)
 
 

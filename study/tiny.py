@@ -1,4 +1,4 @@
-"""The embedded base: a Qwen2-shaped model of 0.8 million parameters with a character tokenizer.
+"""The embedded base: a Qwen2-shaped model of 0.86 million parameters with a character tokenizer.
 
 It replaces a real base model where there is no network and no GPU. Half of the later Countdown
 demonstrations that it learns from are wrong: it solves some puzzles and can learn the others. It is

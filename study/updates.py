@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anatomy.rollout import open_rollout
 from anatomy.subsets import compare_subsets
+from harness.files import write
 from study import theory
 from study.quantities import measured_steps
 from study.runs import RESULTS, TASKS, four_digits, write_problems
@@ -39,7 +40,7 @@ def write_updates(path, measure_one, flags, **more):
                 f"--seed {seed} --loss grpo --rollouts 1 --save_rollouts --eval_every 0 "
                 f"--sampler transformers {flags}").split()])
             seeds.append(measure_one(Path(folder, "run/rollouts/rollout_000001.pt")))
-    path.write_text(json.dumps(four_digits(dict(more, seeds=seeds))) + "\n")
+    write(path, json.dumps(four_digits(dict(more, seeds=seeds))) + "\n")
 
 
 def measure():
