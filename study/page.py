@@ -14,7 +14,7 @@ from harness.curves import plt, save
 from harness.files import write, writing
 from harness.stats import markdown_table
 from study import mechanism, rule
-from study.runs import HERE, RESULTS, read_bases, read_plan
+from study.runs import HERE, RESULTS, read_bases
 from study.updates import UPDATES, UPDATES_OF_GEMMA
 
 BESIDE = dict(own="mean@16 at each one's own rate", best="best validation score")
@@ -278,8 +278,8 @@ def write_results():
         cases=cases_table(toy, "case", "P3O", "GRPO", "P3O less the GRPOs", "verdict"),
         all_cases=cases_table(toy), claims=claims_table(toy, gemma),
         map=map_table(runs), acpo_grpo_seeds=f"{min(of_seeds):+.3f} to {max(of_seeds):+.3f}",
-        traces=traces_table(rule.read_runs({part for part in read_plan() if "pilot" not in part} - {
-            "averages", "gemma_half"})),
+        traces=traces_table(rule.read_runs({*rule.GEMMA, *(
+            part for claim in rule.read_claims(gemma=False) for part in claim["parts"])})),
         mechanism=markdown_table(("place", "claim", "paper", "measured", "verdict", "Gemma",
                                   "verdict"), of_updates),
         met=fmean(met), met_least=min(met), met_most=max(met),
