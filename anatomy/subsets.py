@@ -87,12 +87,7 @@ def gradient_of_selected(kept, matrices, method, chosen):
     0 for a completion without a chosen token, which its own selection always has; here such a
     completion is left out. An objective that looks at the whole step, as acpo's, sees the chosen
     tokens alone. constant divides by the limit of tokens, whatever is chosen."""
-    whole = kept.batch.mask
-    kept.batch.mask = whole & chosen
-    try:
-        return gradient_of(kept, matrices, method)
-    finally:
-        kept.batch.mask = whole
+    return gradient_of(replace(kept, batch=replace(kept.batch, mask=chosen)), matrices, method)
 
 
 class Reference:

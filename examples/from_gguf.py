@@ -9,7 +9,6 @@ The weights are the file's, without their quantization, in bfloat16.
 """
 
 import argparse
-import importlib
 import importlib.util
 import sys
 from pathlib import Path

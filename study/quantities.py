@@ -52,10 +52,9 @@ def clipped_tokens(clipped, probs, entropy, edges):
     the groups that the edges make."""
     def mean(x):
         return x.double().mean().item() if len(x) else None
-    result = {}
-    for name, here in (("clipped", clipped), ("passed", ~clipped)):
-        result[name] = dict(tokens=int(here.sum()), probability=mean(probs[here]),
-                            entropy_if_low=mean(entropy[here & (probs < LOW)]))
+    result = {name: dict(tokens=int(here.sum()), probability=mean(probs[here]),
+                         entropy_if_low=mean(entropy[here & (probs < LOW)]))
+              for name, here in (("clipped", clipped), ("passed", ~clipped))}
     quantile = torch.bucketize(entropy.contiguous(), edges, right=True)
     groups = [clipped[quantile == i] for i in range(len(edges) + 1)]
     return dict(result, by_entropy=[dict(tokens=len(x), clipped=mean(x)) for x in groups])
