@@ -13,7 +13,6 @@ seed are one line.
 
 import json
 from collections import Counter, defaultdict
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -34,10 +33,9 @@ PANELS = dict(  # command: {metric: label of its panel}
          "policy/kl_old": "KL to the rollout's policy (nats)", "policy/entropy": "entropy (nats)"})
 
 OF_A_RUN = dict.fromkeys(("seed", "out", "tokens_per_micro_batch"))  # the last: of the memory
-last = itemgetter(-1)
 # column: metric, and its number of a run from the values over the rollouts
-COLUMNS = {"mean@n": ("mean@n", last), "pass@n": ("pass@n", last),
-           "entropy": ("policy/entropy", last), "clipped": ("clip/frac", fmean),
+COLUMNS = {"mean@n": ("mean@n", list.pop), "pass@n": ("pass@n", list.pop),
+           "entropy": ("policy/entropy", list.pop), "clipped": ("clip/frac", fmean),
            "s/rollout": ("time/rollout", median)}
 # the console has it under the table
 NOTES = """\

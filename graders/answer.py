@@ -343,8 +343,8 @@ def last_boxed(text):
         return ", ".join(dict.fromkeys(answers))
 
 
-CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J])[} ]*"
-                    r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}))"
+CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J]|(?<=\()[a-j](?=\) [^-+(]))[} ]*"
+                    r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}+(?!\w* ?[-+*/^=])))"
                     r"((?![-+] |[+*/^=≈<>≤≥≠∈≡!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
                     r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
 BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"

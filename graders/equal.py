@@ -201,7 +201,7 @@ def label(node):
     word, (x, y), or a quotient of such; but not x + y, 2x or x^2."""
     match node:
         case ("word", text, *_):
-            return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [a-z]+)*", text) and (
+            return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [A-Za-z]+)*", text) and (
                 {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
         case ("/", *parts) | ("list", _, parts):
             return all(map(label, parts))

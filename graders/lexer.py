@@ -62,7 +62,8 @@ PIECE = re.compile(r"""
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
-        |(?:(?<=P\()|(?<=P\\left\())[A-Z]\ ?(?:\||\\mid|\\vert)\ ?[A-Z](?=(?:\\right)?\)))  # given
+        |(?:(?<=P\()|(?<=P\}\()|(?<=P\\left\())[^()=]{1,60}?(?:\||\\mid|\\vert)
+            [^()=]{1,60}?(?=(?:\\right)?\)))  # given
     |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
     |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
@@ -74,7 +75,7 @@ PIECE = re.compile(r"""
         |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
             [NZRQC](?![A-Za-z0-9]|_\ *\{?\ *\w)\ *\}?)
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast|>\ *0)\ *\}?|\*(?=[)\s]*$))?)
-    |(?P<degree>\^\s*(?:\{\s*(?:\\circ|°)\s*\}|\\circ(?![A-Za-z])|°))
+    |(?P<degree>\^\s*(?:\{\s*(?:\\circ|°)\s*\}|\\circ(?![A-Za-z])|°|(?<=[0-9]\^)o(?![A-Za-z])))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+)
         (?(group)\ *\}))
     |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
@@ -175,6 +176,7 @@ THING = re.compile(  # 8 slices of pizza
     r"|hundred)s?\b)[a-z]{3,}(?=[]}\\)\s.$*]*\Z)")
 LAST = re.compile(r"\}?(?:\^ ?\{?-?\d\}?)?[])$\s.}*\\]*\Z|/s")
 ALONE = re.compile(r"(?:(?:.* )?[=≈] )?(?:- )?num(?: \* num \^.*)?")  # 3 \times 10^8 m
+LONE = re.compile(".|[A-Z]+|[CK]m|m[A-Zgls]|k[ALNTV]|[pdcf][A-Zc]")  # units in 3 mL alone
 PLURAL = re.compile("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s")
 
 
@@ -190,11 +192,10 @@ def measured(found, kind, word, gap, last):
         for name, numbers in (("square", SQUARES), ("million", NUMBERS)):
             if word.lower() in numbers:
                 return name, word
-        letter = before == "°" or before == "/" and start == "unit" or gap and last and (
-            last[0] == "/s" or ALONE.fullmatch(" ".join(t.kind for t in found)))
-        if kind != "name" or word == "min":
-            letter = kind == "word" or gap or not word.isupper()
-        if letter and (name := unit_name(word)):
+        lone = kind != "word" and LONE.fullmatch(word)
+        if (not lone or before == "°" or before == "/" and start == "unit" or gap and last and (
+                last[0] == "/s" or ALONE.fullmatch(" ".join(t.kind for t in found)))) and (
+                name := unit_name(word)):
             return "unit", name
     return kind, word
 
