@@ -352,9 +352,10 @@ BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)
 FILLER = rf"(?:\b(?:{'|'.join(WORDS['FILLERS'])})\b|[∈∀|:,()\ ]|\\(?:forall|mid)\b)"
 WHERE = re.compile(rf"""(?:\\\{{\ ?(?:[a-z]+\ ?(?:\||:|\\mid)\ ?)?)?(.+?)  # the answer, in a set
     (?:\ (?:where|with|for)\b|\ ?(?:∀|\\forall)|\ ?\\mid[ ]
-        |(?:\ ?[,;:(|]|\ and\b)(?=[^=]*(?:∈|∀|integer|where|for\b|any\b|real\b)))
-    ({FILLER}*?)(?<![A-Za-z])([A-Za-z])(?![A-Za-z_])  # the name
-    ((?:{FILLER}|(?<![A-Za-z])[NZQRC]\+?(?![A-Za-z])|\\\}})*)""", re.X | re.S)
+        |(?:\ ?[,;:(|]|\ and\b)(?=[^=]*(?:∈|∀|integer|where|for\b|any\b|real\b)
+            |\ ?[a-z]\ ?=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS))  # n = 1, 2, ...
+    ({FILLER}*?)(?<![A-Za-z])([A-Za-z])(?![A-Za-z_])((?:{FILLER}|\\\}}  # the name
+        |(?<![A-Za-z])[NZQRC]\+?(?![A-Za-z])|=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS)*)""", re.X | re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
                      r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
@@ -388,8 +389,8 @@ def read(text):
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(lexer.BASES.get(based[2], based[2])))
         if where := len(whole) < 300 and WHERE.fullmatch(whole):
-            numbers = [lexer.NAMED_SETS[x] for x in re.findall(r"[A-Za-z]+\+?", where[4] + where[2])
-                       if x in lexer.NAMED_SETS]
+            words = re.findall(r"[A-Za-z]+\+?|±|[01](?! ?, ?(?:±|\\pm))", where[4] + where[2])
+            numbers = [lexer.NAMED_SETS[x] for x in words if x in lexer.NAMED_SETS]
             if (value := read(where[1]))[0] == "unread":
                 raise ValueError("a condition on what is unread")
             return ("where", value, ("name", where[3]), [*numbers, "R"][0])
