@@ -9,7 +9,7 @@ STEPS=${STEPS:-4} python=.venv/bin/python
 # glibc keeps what a step frees: without it the system clears the same gigabytes in every step
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 MALLOC_TOP_PAD_=268435456
 common="--template none --max_prompt_tokens 128 --dtype float32"
-[[ -d $MODEL || $MODEL != models/* ]] || $python examples/from_gguf.py --out "$MODEL" # no id's name
+[[ -d $MODEL || $MODEL != models/* ]] || $python examples/from_gguf.py --out "$MODEL" # not an id
 case "$TASK" in
   comparisons)
     RUNS=${RUNS:-runs/gemma} problems=examples/comparisons.py lr=2e-6 P=8 G=16

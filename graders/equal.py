@@ -93,7 +93,7 @@ def value(node, mp, at=(), real=False):
                 given if name == "^" or exact(*given) else map(mp.convert, given)))
             if not exact(found) and not mp.isfinite(found):
                 raise ArithmeticError("pole")
-            lost = name == "+" and found in given and 0 not in given  # is a term, in the other
+            lost = name == "+" and found in given and 0 not in given  # one term, in the other
             if lost or exact(found) and max(map(int.bit_length, found.as_integer_ratio())) > BITS:
                 raise ArithmeticError("large")
             if real and not exact(found) and abs(found.imag) > SAME * abs(found):
