@@ -30,10 +30,8 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 # ------------------------------------------------------------------ Countdown
 
 def the_answer(completion):
-    """The text in the only <answer> and </answer> of a completion. Raises Unparsed."""
-    if not after_thinking(completion):
-        raise Unparsed("it was cut off while it was thinking")
-    parts = re.split("(</?answer>)", completion)
+    """The text in the only <answer> and </answer> after </think>. Raises Unparsed."""
+    parts = re.split("(</?answer>)", after_thinking(completion))
     if parts[1::2] != ["<answer>", "</answer>"]:
         raise Unparsed("not exactly one answer")
     return parts[2].strip()

@@ -33,9 +33,11 @@ def answer(text):
     *((RIGHT, answer(text), 1) for text in (
         "2+3*4", " ( 2 + 3 * 4 ) ", "4*3+2", "2--3*4", "2\n+3*4", "((((2))))+3*4", "02+3*4",
         "+2++3*4")),
-    *((RIGHT, completion, 0) for completion in (  # its thinking has no end
-        "<think>" + answer("2+3*4"), "<think>1</think><think>" + answer("2+3*4"))),
-    (RIGHT, "<think>2*3*4 is 24, so</think>" + answer("2+(3*4)") + " and that is it", 1),
+    *((RIGHT, completion, 0) for completion in (  # its thinking has no end, or is all there is
+        "<think>" + answer("2+3*4"), "<think>1</think><think>" + answer("2+3*4"),
+        "<think>" + answer("2+3*4") + "</think> so I stop", answer("2+3*4") + "</think>")),
+    *((RIGHT, f"<think>{text}</think>{answer('2+(3*4)')} and that is it", 1) for text in (
+        "2*3*4 is 24, so", "not " + answer("2*3*4"))),
     *((RIGHT, completion, 0) for completion in (  # none, one that is cut off, several
         "", "2+3*4", "<answer>2+3*4", "2+3*4</answer>", answer("2+3*4") * 2,
         answer("1") + " no, " + answer("2+3*4"), "<answer>" + answer("2+3*4"),
