@@ -9,6 +9,7 @@ import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import data
 import losses
@@ -214,7 +215,7 @@ def add_flags(flag, section):
 
 # ---------------------------------------------------------------------------- the command line
 
-class Settings(argparse.Namespace):
+class Settings(SimpleNamespace):
     """The flags of a run. They are resolved once: what is found later is the Run's."""
 
     def __setattr__(self, name, value):
@@ -260,11 +261,9 @@ def parse_args(argv, description=None, rehearsal=False):
             f"--resume: there is no run in {earlier['out']}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     check(args, method, rehearsal)
-    settings = Settings()
-    vars(settings).update(vars(args), roots=[
-        f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
-        "policy_loss", "group_advantages"])
-    return settings, method
+    roots = [f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
+             "policy_loss", "group_advantages"]
+    return Settings(**vars(args), roots=roots), method
 
 
 def settings_of(model):
