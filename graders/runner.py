@@ -109,17 +109,18 @@ def refuse_calls(machine, clone, fcntl, sockets, numbers):
     has the instructions: (code, jump if true, else, value)."""
     load, equal, at_least, has, end = 0x20, 0x15, 0x35, 0x45, 0x06
     forbid, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # EPERM
-    steps = [(load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
-             (at_least, 0, 1, 1 << 30), forbid]  # the second set of calls on x86_64, x32
-    for number in map(int, numbers.split()):
-        steps += [(equal, 0, 1, number), forbid]
-    # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY
-    steps += [(equal, 0, 9, fcntl), (load, 0, 0, 24), *(
-        (equal, 6 - i, 0, x) for i, x in enumerate((6, 7, 37, 38, 1024, 1026))), allow, forbid]
-    for number in sockets:
-        steps += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 0, 1, 1), allow, forbid]
-    steps += [(equal, 0, 1, CLONE3), (end, 0, 0, 0x50026), (equal, 0, 3, clone),  # ENOSYS
-              (load, 0, 0, 16), (has, 0, 1, NEW_NAMESPACES), forbid, allow]
+    def where(values, *then):
+        """`then` for each of the values, jumped over where another was loaded."""
+        return [step for x in values for step in ((equal, 0, len(then), x), *then)]
+    steps = [
+        (load, 0, 0, 4), (equal, 1, 0, machine), forbid, (load, 0, 0, 0),
+        (at_least, 0, 1, 1 << 30), forbid,  # the second set of calls on x86_64, x32
+        *where(map(int, numbers.split()), forbid),
+        # F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE, F_NOTIFY
+        *where([fcntl], (load, 0, 0, 24), *where([6, 7, 37, 38, 1024, 1026], forbid), allow),
+        *where(sockets, (load, 0, 0, 16), *where([1], allow), forbid),
+        *where([CLONE3], (end, 0, 0, 0x50026)),  # ENOSYS
+        *where([clone], (load, 0, 0, 16), (has, 0, 1, NEW_NAMESPACES), forbid), allow]
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     libc("prctl", SECCOMP, 2, struct.pack("HP", len(steps), ctypes.addressof(program)), 0, 0)
 
