@@ -808,7 +808,7 @@ def measure(method, tokens):
     tokens = replace(tokens, mask=learnt)
     log_ratio, ratio = tokens.log_ratio, tokens.ratio
     least, most = ratio.where(learnt, math.inf).min(), ratio.where(learnt, -math.inf).max()
-    or_nan = torch.where(learnt.any(), 0.0, math.nan)
+    or_nan = 0 / learnt.sum()  # 0; without a token nan, as a mean is
     _, count, std = spread_by_bin(tokens, BINS)
     return dict(
         shares, approx_kl=tokens.mean(ratio - 1 - log_ratio),  # policy/kl_old in the log
