@@ -36,9 +36,9 @@ def differing(old, new):
 def compare_with_saved(args, checksums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
     but model and lora_rank. roots: of files.reached. -> checksums; missing ones are the run's."""
-    if not args.earlier["checkpoint"]:
+    if not args.earlier.checkpoint:
         return checksums  # without a checkpoint it starts again, perhaps with other flags
-    saved, now, known = args.earlier["flags"], flags_of(args), args.earlier["checksums"]
+    saved, now, known = args.earlier.flags, flags_of(args), args.earlier.checksums
     changes = {name: f"--{name} was {saved.get(name)} and is now {now.get(name)}"
                for name in differing(saved, now)}
     for name in {"model", "lora_rank"} & changes.keys():
@@ -46,7 +46,7 @@ def compare_with_saved(args, checksums, roots):
                          "another with --model CHECKPOINT")
     changes |= {name: f"the {name} changed" for name, x in checksums.items()
                 if x != (known.get(name) or x)}
-    for name, tree in args.earlier["code"].items():  # what method and verifiers reach of the file
+    for name, tree in args.earlier.code.items():  # what method and verifiers reach of the file
         if places := differing(*(reached(x, roots) for x in (tree, ast.parse(CODE[name])))):
             changes[name] = f"{name} changed in {', '.join(sorted(places))}"
     needs_end = args.schedule == "cosine" or args.rollout_lag  # training depends on --rollouts
@@ -61,7 +61,7 @@ def compare_with_saved(args, checksums, roots):
 
 def finished(args):
     """Says so if the run that --resume names has more rollouts, or as many and its figure."""
-    out, checkpoint = args.earlier["out"], args.earlier["checkpoint"]
+    out, checkpoint = args.earlier.out, args.earlier.checkpoint
     last = int(checkpoint.name[-6:]) if checkpoint else 0
     if done := (last, (out / "curves.png").exists()) >= (args.rollouts, True):
         parallel.say(f"{out}: all {last} rollouts are done; a larger --rollouts continues")
@@ -81,7 +81,7 @@ def read_pickle(path, **options):
 def restore(args, trainer):
     """Gives a trainer the state of the last checkpoint. -> the rest of its trainer.pt, attributes
     of Run; None without a checkpoint. Raises RunFailed for a damaged one."""
-    folder, device = args.earlier["checkpoint"], parallel.device()
+    folder, device = args.earlier.checkpoint, parallel.device()
     if not folder:
         return None
     try:  # mapped: on a node every rank would have all ranks' moments

@@ -234,8 +234,8 @@ def parse_args(argv, description=None, rehearsal=False):
     # four merges: for the folder; for row and model, which bring flags; for what others follow; all
     given = vars(parser.parse_known_args(argv)[0])
     earlier = earlier_run(parser.merge(given, recipe_of(given.get("model"))))
-    saved = {name: x for name, x in earlier["flags"].items()  # "derived" ones follow others, anew
-             if name not in {*earlier["derived"], *OF_THIS_START, "allow_unsafe_code"}}
+    saved = {name: x for name, x in earlier.flags.items()  # "derived" ones follow others, anew
+             if name not in {*earlier.derived, *OF_THIS_START, "allow_unsafe_code"}}
     chosen = parser.merge(given, (SAVED, saved))
     method = losses.row(chosen.loss, **{axis: getattr(chosen, axis) for axis in losses.AXES})
     if any(getattr(chosen, name) != saved.get(name) for name in ("loss", *losses.AXES)):
@@ -258,7 +258,7 @@ def parse_args(argv, description=None, rehearsal=False):
     args.earlier = earlier
     check_data_dir(args, args.data, args.eval_data or args.data)
     require(saved or not args.resume or given.keys() - {"resume", "out", "force"},
-            f"--resume: there is no run in {earlier['out']}; with other flags it starts one")
+            f"--resume: there is no run in {earlier.out}; with other flags it starts one")
     method = method.bind(**{name: getattr(args, name) for name in method.flags})
     check(args, method, rehearsal)
     roots = [f"METHODS[{args.loss!r}]", *(f.__name__ for f in method.functions), "Tokens",
@@ -297,14 +297,15 @@ def earlier_run(args):
     out = Path(args.out or f"runs/{name}-{args.steps_per_rollout}-{args.seed}")
     path, (*_, checkpoint) = out / "config.json", (None, *checkpoint_folders(out))
     if not args.resume or not (path.exists() or checkpoint):
-        return dict(out=out, flags={}, derived=[], checkpoint=None)
+        return SimpleNamespace(out=out, flags={}, derived=[], checkpoint=None)
     try:
         require(path.is_file(), "it is no file")  # a pipe would never end
         config = json.loads(path.read_text())
         history = list(config["history"])
-        return dict(out=out, history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
-                    derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
-                    code={x: ast.parse(path.with_name(x).read_text(), x) for x in CODE})
+        return SimpleNamespace(
+            out=out, history=history, checkpoint=checkpoint, flags=dict(config["flags"]),
+            derived=list(config["derived"]), checksums=dict(history[-1]["checksums"]),
+            code={x: ast.parse(path.with_name(x).read_text(), x) for x in CODE})
     except Exception as e:  # such files may hold anything
         raise ValueError(f"--resume: {path} cannot be read ({e}), and the run's flags are in it; "
                          "another --out starts a new run") from None
@@ -350,7 +351,7 @@ def check(args, method, rehearsal):
     ranks, vllm, steps = parallel.world(), args.sampler == "vllm", args.steps_per_rollout
     problems, G, engines = args.problems_per_rollout, args.group_size, ranks // args.tp
     dealt = problems if args.shuffle == "groups" else problems * G
-    out, begins_anew = args.earlier["out"], not (args.resume or args.check or rehearsal)
+    out, begins_anew = args.earlier.out, not (args.resume or args.check or rehearsal)
     defined = re.findall(r"(?m)^def (\w+)", CODE["losses.py"])
     twice = ", ".join({name for name in defined if defined.count(name) > 1})
     for wrong, sentence in [

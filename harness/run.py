@@ -24,7 +24,7 @@ from harness.flags import FOLLOWS, flags_of, with_origins
 
 def claim_folder(args):
     """-> the run's folder, this process's alone from here on. A new run gets a new one."""
-    first = args.earlier["out"]
+    first = args.earlier.out
     for number in count(1):
         out = first.with_name(f"{first.name}.{number}") if number > 1 else first
         try:
@@ -48,7 +48,7 @@ def begin(run, checksums):
         checkpoint.rewind(out, run.rollout)
     for name, text in CODE.items():
         write(out / name, text)
-    before = args.earlier["history"] if run.rollout else []
+    before = args.earlier.history if run.rollout else []
     now = dict(after=run.rollout, command=sys.argv, git=log.commit(), checksums=checksums)
     config = dict(flags=run.flags,  # those derived: anew, when the run is resumed
                   derived=[name for name, words in args.origin.items() if words == FOLLOWS],

@@ -148,12 +148,12 @@ def load_trainer(args, method, tokenizer, eos, problem):
         if vocabulary != tokenizer.get_vocab():
             refuse(f"--teacher {args.teacher} has another tokenizer than --model {args.model}: it "
                    "scores the model's tokens, by their ids")
-    newest = not args.lora_rank and args.earlier["checkpoint"]  # adapters have the model's weights
+    newest = not args.lora_rank and args.earlier.checkpoint  # adapters have the model's weights
     subject = f"--resume: the newest checkpoint, {newest}," if newest else f"--model {args.model}"
     teacher = f" or --teacher {args.teacher}" * bool(args.teacher)
     with refusing(f"{subject}{teacher} "), room_for("loading"):
         return Trainer.load(
-            args.model, eos, probe, method, compute, weights=args.earlier["checkpoint"],
+            args.model, eos, probe, method, compute, weights=args.earlier.checkpoint,
             lr=args.lr, factor=partial(lr_factor, args.warmup, args.schedule, steps),
             teacher=args.teacher, weight_decay=args.weight_decay, max_tokens=args.max_tokens,
             max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef,
