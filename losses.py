@@ -697,7 +697,7 @@ def row(name, select=None, **axes):
     require({*names} <= {"own", *known} and len({*names}) == len(names), f"--select {select}: it "
             f"takes names with commas between, each once, of own, {', '.join(known)}")
     chosen = tuple(f for x in names for f in (method.selects if x == "own" else [known[x]]))
-    changed = replace(method, select=chosen if len(chosen) > 1 else chosen[0],
+    changed = replace(method, select=chosen if select else method.select,
                       **{axis: cells(axis)[cell] for axis, cell in axes.items() if cell})
     kept = {flag for f in {*changed.functions} & {*method.functions} for flag in keyword_only(f)}
     return replace(changed, preset={x: method.preset[x] for x in method.preset.keys() & kept})
