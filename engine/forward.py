@@ -200,8 +200,7 @@ def head_logits(hidden, weight, bias=None, wide=False):
     if hidden.is_cuda:
         logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
     else:
-        with torch.autocast(hidden.device.type, enabled=False):
-            logits = F.linear(hidden.float(), weight.float())
+        logits = F.linear(hidden.float(), weight.float())
     return logits if bias is None else logits.add_(bias)
 
 
@@ -216,21 +215,18 @@ def head_log_pi(hidden, weight, bias, temperature, wide):
 
 class HeadLogprobs(torch.autograd.Function):
     """(hidden [n, H], weight [V, H], bias [V] or None, ids [n], temperature, wide, chunk)
-    -> log pi of the ids and the entropy in nats, [n] each.
+    -> log pi of the ids and the entropy in nats, [n] each, computed in hidden's dtype.
 
     `chunk` elements of [tokens, vocabulary] are in memory at a time, and computed again backwards.
     wide: of head_logits; the gradient's products have 16-bit factors all the same."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, ids, temperature, wide=False, chunk=CHUNK):
-        device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)
-        ctx.dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         ctx.settings, ctx.rows = (temperature, wide), max(1, chunk // len(weight))
         ctx.set_materialize_grads(False)
-        w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
+        w, b = (x if x is None else x.to(hidden.dtype) for x in (weight, bias))
         logprobs, entropy = [], []
-        for h, i in zip(hidden.to(ctx.dtype).split(ctx.rows), ids.split(ctx.rows)):
+        for h, i in zip(hidden.split(ctx.rows), ids.split(ctx.rows)):
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             logprobs.append(log_pi.gather(-1, i[:, None])[:, 0])
             entropy.append(-log_pi.exp().mul_(log_pi).sum(-1))
@@ -243,7 +239,7 @@ class HeadLogprobs(torch.autograd.Function):
         """d log pi_i / d logit_j = ([i = j] - pi_j) / T
         d H / d logit_j = -pi_j (log pi_j + H) / T"""
         hidden, weight, bias, ids, entropy = ctx.saved_tensors
-        w, b = (x if x is None else x.to(ctx.dtype) for x in (weight, bias))
+        w, b = (x if x is None else x.to(hidden.dtype) for x in (weight, bias))
         sum_dtype = torch.promote_types(weight.dtype, torch.float32)
         d_hidden = torch.empty_like(hidden)
         d_weight, d_bias = (torch.zeros_like(x, dtype=sum_dtype) if needed else None
@@ -251,7 +247,7 @@ class HeadLogprobs(torch.autograd.Function):
         if d_logprobs is None:
             d_logprobs = hidden.new_zeros(ids.shape)
         for rows in torch.arange(len(ids), device=ids.device).split(ctx.rows):
-            h, d_log_pi = hidden[rows].to(ctx.dtype), d_logprobs[rows, None]
+            h, d_log_pi = hidden[rows], d_logprobs[rows, None]
             log_pi = head_log_pi(h, w, b, *ctx.settings)
             pi = log_pi.exp()
             scale = -d_log_pi
@@ -261,8 +257,8 @@ class HeadLogprobs(torch.autograd.Function):
             d_logits.scatter_add_(1, ids[rows, None], d_log_pi.to(d_logits.dtype))
             if (temperature := ctx.settings[0]) != 1:
                 d_logits.div_(temperature)
-            d_logits = d_logits.to(ctx.dtype)
-            d_hidden[rows] = (d_logits @ w).to(hidden.dtype)
+            d_logits = d_logits.to(h.dtype)
+            d_hidden[rows] = d_logits @ w
             if d_weight is not None and h.dtype == sum_dtype:
                 d_weight.addmm_(d_logits.T, h)
             elif d_weight is not None:

@@ -105,15 +105,16 @@ class Policy(torch.nn.Module):
     def forward(self, batch):
         """-> log pi of the completion tokens and the entropy there in nats: [N, T], 0 in padding"""
         device, dtype = batch.ids.device, getattr(torch, self.dtype)
+        half = self.dtype != "float32"
         # transformers hands blocks or varlen among the inputs on to forward.shared_attention
         inputs, predicts, targets = lay(batch, self.layout, forward.flash_runs(device, dtype))
         head = self.model.get_output_embeddings()
-        with torch.autocast(device.type, dtype, self.dtype != "float32"):
+        with torch.autocast(device.type, dtype, half):
             hidden = self.model.base_model(**inputs, use_cache=False).last_hidden_state
-            hidden = forward.take(hidden.flatten(0, 1), predicts)
-            outputs = forward.HeadLogprobs.apply(
-                hidden, head.weight, head.bias, targets, self.temperature,
-                self.head_dtype == "float32", self.chunk)
+        hidden = forward.take(hidden.flatten(0, 1), predicts)
+        outputs = forward.HeadLogprobs.apply(
+            hidden.to(dtype) if half else hidden, head.weight, head.bias, targets,
+            self.temperature, self.head_dtype == "float32", self.chunk)
         # batch.mask may leave out more: --mask_truncated
         inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
         return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
