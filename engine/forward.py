@@ -37,19 +37,18 @@ def lay(batch, name, by_kernel=False):
 
     numbers, group = batch.group.unique(return_inverse=True)
     first = (batch.group == numbers[:, None]).int().argmax(1)  # a row of each prompt
-    prompt_len, P = batch.prompt_len[first], len(first)
-    length = torch.cat([prompt_len, batch.completion_len - 1])
-    start = length.cumsum(0) - length  # of the prompts, then of the completions
+    # segments: the prompts, then the completion of each row, in the context of its prompt
+    length = torch.cat([batch.prompt_len[first], batch.completion_len - 1])
+    start, P = length.cumsum(0) - length, len(first)
     context = torch.cat([start[:P], start[group]])
-    context_length = torch.cat([torch.zeros_like(prompt_len), prompt_len[group]])
-    segments = torch.stack([start, length, context, context_length])
-    prompt, place = places_of(prompt_len)
-    enters = t < length[P + row]  # segment P + row: of the row's completion
-    inputs = dict(input_ids=torch.cat([batch.ids[first[prompt], place], targets[enters]])[None],
-                  position_ids=torch.cat([place, column[enters]])[None],
-                  **(kernel_inputs if by_kernel else block_inputs)(segments))
-    after_prompt = (start[:P] + prompt_len)[group][row]
-    return inputs, torch.where(t == 0, after_prompt, start[P + row] + t) - 1, targets
+    context_length = torch.cat([torch.zeros_like(first), batch.prompt_len])
+    segment, nth = places_of(length)
+    position = context_length[segment] + nth
+    inputs = dict(input_ids=torch.cat([batch.ids[first], batch.ids])[segment, position][None],
+                  position_ids=position[None], **(kernel_inputs if by_kernel else block_inputs)(
+                      torch.stack([start, length, context, context_length])))
+    before = torch.where(t == 0, (context + context_length)[P + row], start[P + row] + t)
+    return inputs, before - 1, targets
 
 
 def kernel_inputs(segments):

@@ -115,9 +115,8 @@ class Policy(torch.nn.Module):
         outputs = forward.HeadLogprobs.apply(
             hidden.to(dtype) if half else hidden, head.weight, head.bias, targets,
             self.temperature, self.head_dtype == "float32", self.chunk)
-        # batch.mask may leave out more: --mask_truncated
-        inside = torch.arange(batch.mask.shape[1], device=device) < batch.completion_len[:, None]
-        return tuple(x.new_zeros(inside.shape).masked_scatter(inside, x) for x in outputs)
+        places = forward.places_of(batch.completion_len)  # batch.mask may leave out some of them
+        return tuple(x.new_zeros(batch.mask.shape).index_put(places, x) for x in outputs)
 
 
 def shuffled_shares(count, steps, seed, rollout, together=1):
