@@ -64,8 +64,7 @@ def pretrained(folder, dtype="float32"):
 
 def probe_batch(ids, eos):
     """Four rows to try a model on: all, half, a third and one of the ids. Three share a prompt."""
-    *three, one = [Completion(ids[:max(1, n)], [0.0], False)
-                   for n in (len(ids), len(ids) // 2, len(ids) // 3, 1)]
+    *three, one = [Completion(ids[::step], [0.0], False) for step in (1, 2, 3, len(ids))]
     return make_batch([([eos] + (ids * 2)[:2], three), ([eos], [one])])
 
 
@@ -202,8 +201,8 @@ def check_head(policy, probe):
     except AttributeError as e:  # there is no one base model beside the head
         raise ValueError(f"is not one plain model and an LM head: {e}") from None
     logits = policy.model(**inputs).logits.flatten(0, 1)[predicts] / policy.temperature
-    own = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    gap = (logprobs - own).abs().max().item()
+    minus_own = nn.functional.cross_entropy(logits, targets, reduction="none")
+    gap = (logprobs + minus_own).abs().max().item()
     if not gap < 1e-3:
         raise ValueError("changes its logits after the LM head, or its weights are not finite: "
                          f"Policy's log probabilities are off by {gap:.2g}")
