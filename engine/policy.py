@@ -123,7 +123,7 @@ def shuffled_shares(count, steps, seed, rollout, together=1):
     """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
     generator = torch.Generator().manual_seed(parallel.seed_of("shuffle", seed, rollout))
     pieces = torch.randperm(count // together, generator=generator)
-    return (pieces[:, None] * together + torch.arange(together)).flatten().chunk(steps)
+    return torch.arange(count).view(-1, together)[pieces].flatten().chunk(steps)
 
 
 def minibatches(batch, method, steps, seed, rollout, together=1):
@@ -184,19 +184,19 @@ def backward(policy, batch, method, max_tokens, scale=lambda x: x, **options):
 
     learnt = rows_to_learn(batch, method, **options)
     parts = rank_micro_batches(policy, batch, learnt)
-    outputs, d_outputs = [], None
+    outputs, d_outputs = [], ()
     if method.whole_step and len(parts) * parallel.world() > 1:
         leaves = [x.requires_grad_() for x in compute_logprobs(policy, batch)]
         d_outputs = torch.autograd.grad(loss_of(batch, *leaves), leaves, allow_unused=True)
     for rows, micro_batch in parts:
         output = policy(micro_batch)
         if not rows:  # FSDP needs a backward pass of every rank
-            scale(0 * output[0].sum()).backward()
-        elif d_outputs is not None:
-            used = [(x, scale(d[rows])) for x, d in zip(output, d_outputs) if d is not None]
-            torch.autograd.backward(*zip(*used))  # (outputs, their gradients)
+            loss = 0 * output[0].sum()
+        elif d_outputs:  # of a loss with these gradients
+            loss = sum((x * d[rows]).sum() for x, d in zip(output, d_outputs) if d is not None)
         else:
-            scale(loss_of(micro_batch, *output)).backward()
+            loss = loss_of(micro_batch, *output)
+        scale(loss).backward()
         outputs.append(tuple(x.detach() for x in output))
     whole = gather_rows(batch, parts, outputs)
     # rows with A = 0, which did not go through the model, count as on-policy, with ratio 1
