@@ -42,7 +42,7 @@ class Tokens:
     old_logprobs: torch.Tensor    # log pi_old, of the policy that --old_logprobs names
     advantages: torch.Tensor      # the completion's, and of a token what a teacher adds
     mask: torch.Tensor            # bool
-    entropy: torch.Tensor         # nats, of pi, detached for functions; of passes, as scored
+    entropy: torch.Tensor         # nats, of pi, detached; for the selects of passes, as scored
     sampler_logprobs: torch.Tensor | None = None  # of the sampler, for token_truncate, ...
     ref_logprobs: torch.Tensor | None = None      # of the reference model, for --kl_coef
     weight: torch.Tensor | None = None            # of a pass over the rollout, see Method.passes

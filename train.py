@@ -31,7 +31,7 @@ REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
 # ----------------------------------------------------------- sample and grade; score: log pi
 
 def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
-    """-> P groups to learn from, and all; those of several rewards first. rollout: from 1.
+    """-> P groups to learn from, and all; mixed ones, of several rewards, first. rollout: from 1.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
     by a new draw, up to REFILLS times. If there are still too few, uniform groups fill the
@@ -139,9 +139,10 @@ def main(argv=None):
     restored = checkpoint.restore(args, trainer)  # adapters, optimizer, numbers; None: a new run
     with Run(args, trainer, tokenizer, checksums, len(test_set), restored) as run:
         sampler = load_sampler(args, trainer, eos)
-        if args.eval_every and not run.rollout:  # it is not resumed
+        if args.eval_every and not run.rollout:  # of a new run
             with run.timed("eval"):
-                run.write(evaluate(sampler, tokenizer, test_set, args))
+                scores = evaluate(sampler, tokenizer, test_set, args)
+            run.write(scores)
 
         # ---- sample P problems x G completions, grade them, score them: log pi of every token
         for batch, rewards, metrics, examples in scored_rollouts(

@@ -32,7 +32,7 @@ def template_kwargs(text, template):
 
 
 def as_text(messages):
-    """The prompt of a row that has messages alone: of several it is for the eye."""
+    """The prompt of a row that has messages alone; of several it is for display only."""
     return "\n\n".join(message["content"] for message in messages)
 
 

@@ -92,7 +92,7 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.model, self.temperature, self.dtype, self.budget = model, temperature, dtype, budget
         self.head_dtype, self.chunk = head_dtype, chunk
-        stock = model.config._attn_implementation  # or that of another Policy of the model
+        stock = model.config._attn_implementation  # "shared": by another Policy of the model
         self.stock = "sdpa" if stock == "shared" else stock
         forward.register_attention()
         self.use_layout(layout)

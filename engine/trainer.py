@@ -82,7 +82,7 @@ class Trainer:
             raise error
         group, = self.optimizer.param_groups
         group["lr"] = self.lr * self.factor(self.steps_taken)
-        if not self.steps_taken:  # torch's state of an optimizer that took no step is of one of 0
+        if not self.steps_taken:  # drops what get_optimizer_state_dict fills a fresh one with
             self.optimizer.state.clear()
         self.scaler.step(self.optimizer)  # not where a gradient overflowed
         self.scaler.update()

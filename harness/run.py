@@ -164,7 +164,7 @@ class Run(AbstractContextManager):
             **metrics,  # its policy/entropy, the rollout's, replaces the optimizer steps' mean
             "adv/mass_pos": mass_pos, "adv/mass_neg": mass_neg,
             **{f"adv/{name}": x for name, x in self.state.items() if name != "entropy"},
-            **self.times, "perf/tokens_per_s": self.sampled_tokens / seconds,
+            "perf/tokens_per_s": self.sampled_tokens / seconds,
             "perf/mem_peak_gb": parallel.peak_memory() / 1e9}, samples)
         self.first = self.first or record
         failed = metrics["grader/error"] + metrics["grader/timeout"]
@@ -184,7 +184,8 @@ class Run(AbstractContextManager):
 
     def write(self, entries, samples=()):
         """Adds a record to the logs. -> the entries with the rollout's number and seconds."""
-        record = {"rollout": self.rollout, **entries, "time/rollout": perf_counter() - self.began}
+        record = {"rollout": self.rollout, **entries, **self.times,
+                  "time/rollout": perf_counter() - self.began}
         if parallel.rank() == 0:
             append(self.out / "metrics.jsonl", [record])
             append(self.out / "samples.jsonl",
@@ -205,6 +206,6 @@ method   {losses.describe(args.loss, method)}
 rollout  {args.problems_per_rollout} problems x {args.group_size} completions = {sequences} \
 sequences -> {steps * len(method.passes)} optimizer steps of {sequences // steps}\
 {', whole groups' * (args.shuffle == 'groups')}
-passes   of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}
+forward  of at most {policy.budget} tokens, {policy.layout}; ranks: {parallel.world()}
 folder   {out or 'none: --check keeps nothing'}{f', from rollout {rollout}' * args.resume}
 The loss says little about progress; reward, mixed groups and held-out mean@n do."""
