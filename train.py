@@ -31,7 +31,7 @@ REFILLS = 4  # draws at most, besides the first, for groups whose rewards differ
 # ----------------------------------------------------------- sample and grade; score: log pi
 
 def sample_and_grade(sampler, tokenizer, train_set, args, rollout, timed):
-    """-> P groups to learn from, and all; mixed ones, of several rewards, first. rollout: from 1.
+    """-> P groups to learn from, and all; those of several rewards first. rollout: from 1.
 
     With --drop_uniform_groups (DAPO's dynamic sampling) uniform groups, of one reward, are replaced
     by a new draw, up to REFILLS times. If there are still too few, uniform groups fill the
