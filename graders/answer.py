@@ -37,7 +37,7 @@ import re
 from fractions import Fraction
 
 from graders import lexer
-from graders.lexer import BEHIND, LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
+from graders.lexer import LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
 
 LONGEST = 5000  # characters of an answer
 DEGREE = {("name", " °"): ("/", ("const", "π"), ("num", Fraction(180)))}  # in radians
@@ -81,18 +81,16 @@ def listed(node):
 
 
 SEPARATORS, RELATIONS = [",", "and", "or"], [*"=≈<>≤≥≠∈≡"]
-ENDS = ["", *"∖∪", *") ] } \\} row end".split(), *SEPARATORS, *RELATIONS]
-FACTORS = ("FUNC matrix system ( [ { | word run name unit million square frac binom const "
-           "√ ⌊ ⌈").split()
-# How firmly an operator binds, IMPLICIT and ARGUMENT a product without one.
-ROW, LIST, CHAIN, SETS, RATIO, SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, SUFFIX, POWER = range(12)
-BINDS = {"row": ROW, **dict.fromkeys(SEPARATORS, LIST), **dict.fromkeys(RELATIONS, CHAIN),
-         **dict.fromkeys("∪∩∖", SETS), **dict.fromkeys((":", "over", "choose", "mod"), RATIO),
-         **dict.fromkeys("+-", SUM), **dict.fromkeys("*/", PRODUCT), **dict.fromkeys("%°", DEGREES),
-         "!": SUFFIX, "^": POWER}
+# How firmly an operator binds; IMPLICIT and ARGUMENT: a factor without one, what is not in BINDS.
+(END, ROW, LIST, CHAIN, SETS, RATIO, SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, SUFFIX,
+ POWER) = range(13)
+BINDS = {kind: binds for binds, kinds in (
+    (END, ["", *"⌋ ⌉ ) ] } \\} end".split()]), (ROW, ["row"]), (LIST, SEPARATORS),
+    (CHAIN, RELATIONS), (SETS, "∪∩∖"), (RATIO, [":", "over", "choose", "mod"]), (SUM, "+-"),
+    (PRODUCT, "*/"), (IMPLICIT, ["FUNC", "matrix", "(", "["]),  # not the function's before them
+    (DEGREES, "%°"), (SUFFIX, "!"), (POWER, "^")) for kind in kinds}
 # what may stand between the parts of one list or chain
 TOGETHER = [{",", "and"}, {",", "or"}, {"=", "≈"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
-BRACKETS = ["FUNC", "matrix", "(", "["]  # these factors are not the function's before them
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
         "(the set of )?(all )?integers": ("numbers", "Z"),
@@ -122,9 +120,13 @@ class Parser:
             self.i += 1
             return self.tokens[self.i - 1]
 
+    def binds(self, ahead=0):
+        """How firmly the next token binds, or the one behind it."""
+        return BINDS.get(self.peek(ahead).kind, ARGUMENT)
+
     def closes(self):
         """Does the list that is read end here? [ closes ]2, 3[ where no factor is in it."""
-        return self.kind in self.closing and (self.kind != "[" or self.peek(1).kind in ENDS)
+        return self.kind in self.closing and (self.kind != "[" or self.binds(1) <= SETS)
 
     def answer(self, *closing):
         """A value, and one of the tokens `closing` behind it; "" is the end of all."""
@@ -139,24 +141,18 @@ class Parser:
         """A value of which every operator binds at least so firmly."""
         node = least <= SETS and self.words() or self.prefix(max(least, PRODUCT))
         while not self.closes():
-            binds, before = BINDS.get(self.kind, -1), self.peek(-1).kind
-            measure = before == "unit" and self.peek(-2).kind in BEHIND  # of 5 km, not of \$5
-            if self.kind in FACTORS or self.kind == "num" and not measure and (
-                    before not in ("num", "°", "%") or self.peek(-2).kind == "^"):  # 2^3 5^2
-                if self.kind == "run":  # sinxcosx
-                    self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
-                binds = IMPLICIT if self.kind in BRACKETS else ARGUMENT
-            parts = self.kind == "num" and measure and least <= LIST  # 3 hours 20 minutes
-            if binds < least and not parts:
+            if self.kind == "run":  # sinxcosx
+                self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
+            binds, before = self.binds(), self.peek(-1).kind
+            if binds < least or self.kind == "num" and (  # 2^3 5^2
+                    before in ("num", "°", "%") and self.peek(-2).kind != "^"):
                 break
             if node == num(0) and self.kind in (*LETTERS, "million"):
                 raise ValueError("letters behind 0")
-            if parts:
-                node = self.several(node, ",", LIST)
-            elif operator := self.take(*BINDS):
-                node = self.infix(node, operator.kind, binds)
-            else:
+            if binds in (IMPLICIT, ARGUMENT):
                 node = combined("*", node, self.expression(DEGREES))
+            else:
+                node = self.infix(node, self.take().kind, binds)
         return node
 
     def infix(self, left, kind, binds):
@@ -195,7 +191,7 @@ class Parser:
             while binds == LIST and (token := self.take(*SEPARATORS)):  # ", and"
                 between[-1] = token.kind
             parts.append(self.expression(binds + 1))
-            if BINDS.get(self.kind) != binds or self.closes():
+            if self.binds() != binds or self.closes():
                 break
             between.append(self.take().kind)
         if not any({*between} <= together for together in TOGETHER):
@@ -218,7 +214,7 @@ class Parser:
         n = next(n for n in itertools.count() if self.peek(n).kind not in (*LETTERS, "-", *title))
         found = self.tokens[self.i:self.i + n]
         long = [len(t.text) for t in found if t.kind != "name" and len(t.text) > 1]
-        if self.peek(n).kind not in ENDS or not long or n > 1 and not title and (
+        if self.binds(n) > SETS or not long or n > 1 and not title and (
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text = " ".join(t.text for t in found)

@@ -143,7 +143,8 @@ def tokens(text):
         text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|in |[{}])", r"\\", text)  # it was escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
-    found, fonts, before, at = [], [], "", 0  # fonts: of each open brace, is it a font's?
+    fonts, before, at = [], "", 0  # fonts: of each open brace, is it a font's?
+    found = [Token("")] * 2  # nothing stands before the first
     while match := PIECE.match(text, at):
         kind, piece = match.lastgroup, match[0]
         at += len(piece)
@@ -155,18 +156,20 @@ def tokens(text):
             kind, piece = read_piece(kind, piece, any(fonts))
         if piece == "}":
             del fonts[-1:]
-        if kind == "word" and found[1:] and found[-1].text in ("\\mu", "mu"):  # \mu\text{m}
+        if kind == "word" and found[-1].text in ("\\mu", "mu"):  # \mu\text{m}
             piece = "μ" + piece
             del found[-1]
         last = LAST.match(text, at)
-        if found and (kind in LETTERS or piece == "sec" and last):
+        if kind in LETTERS or piece == "sec" and last:
             kind, piece = measured(found, kind, piece, before in UNSEEN, last)
             if kind == "unit" and (thing := THING.match(text, at)):
                 at = thing.end()
+        if kind == "num" and found[-1].kind == "unit" and found[-2].kind in BEHIND:
+            found.append(Token(",", ","))  # 3 hours 20 minutes
         if kind not in UNSEEN:
             found.append(Token(kind, piece, before in UNSEEN))
         before = kind
-    return found
+    return found[2:]
 
 
 BEHIND = "num unit / * } ) const ° million square %".split()  # behind these a unit may stand
@@ -175,7 +178,7 @@ THING = re.compile(  # 8 slices of pizza
     r"(?: *\})? *\b(?:\\text *\{ *)?(?:of|a) (?!no|infini|two|[a-z]*(?:llion|teen|dozen|thousand"
     r"|hundred)s?\b)[a-z]{3,}(?=[]}\\)\s.$*]*\Z)")
 LAST = re.compile(r"\}?(?:\^ ?\{?-?\d\}?)?[])$\s.}*\\]*\Z|/s")
-ALONE = re.compile(r"(?:(?:.* )?[=≈] )?(?:- )?num(?: \* num \^.*)?")  # 3 \times 10^8 m
+ALONE = re.compile(r" *(?:(?:.* )?[=≈] )?(?:- )?num(?: \* num \^.*)?")  # 3 \times 10^8 m
 LONE = re.compile(".|[A-Z]+|[CK]m|m[A-Zgls]|k[ALNTV]|[pdcf][A-Zc]")  # units in 3 mL alone
 PLURAL = re.compile("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s")
 
@@ -183,7 +186,7 @@ PLURAL = re.compile("(?!.?cos$|.*(?:ths|illions|ss|us|alves)$)[a-z]{2,}s")
 def measured(found, kind, word, gap, last):
     """The kind and text of letters behind Tokens: of a unit, million or square behind a number.
     gap: behind a space? last: at the end of all, or m of m/s?"""
-    before, start = found[-1].kind, found[-2].kind if found[1:] else ""
+    start, before = (t.kind for t in found[-2:])
     if before in ("(", "{") and start in BEHIND and found[-1].gap:
         before = start  # 9 (apples)
     if before in ("square", *BEHIND) or kind == "word" and (
