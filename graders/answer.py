@@ -163,10 +163,9 @@ class Parser:
             return ("f", "factorial2" if self.take("!") else "factorial", left)
         if kind in "%°":
             for part in (60, 3600):  # 30° 15' 20''
-                if self.kind == "num" and self.peek(1).kind in ("'", "mark"):
+                if self.kind == "num" and self.peek(1).kind == "mark":
                     left = ("+", left, num(Fraction(self.take().text) / part))
-                    while self.take("'", "mark"):
-                        pass
+                    self.take("mark")
             return combined("*", left, ("name", " " + kind))
         numbers = kind == "/" and self.kind == "num" and (  # (1/2)x, (\pi/2) cm
             left[0] == "num" or self.peek(1).kind == "unit")
@@ -289,11 +288,11 @@ class Parser:
 
     def name(self, name):
         """A letter with subscript and primes, a function of it, or the constant that it is."""
-        if name in ("e", "i") and self.kind not in ("sub", "mark", "'"):
+        if name in ("e", "i") and self.kind not in ("sub", "mark"):
             return ("const", name)
         factor = self.peek(-2).kind in ("name", "num")
-        while sign := self.take("sub", "mark", "'"):
-            name += "'" if sign.kind == "'" else sign.text
+        while sign := self.take("sub", "mark"):
+            name += sign.text
         end = next((n for n in range(6) if self.peek(n).kind in (")", "")), 6)
         if self.kind == "(" and (
                 name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and (

@@ -77,7 +77,7 @@ PIECE = re.compile(r"""
         (?:\ *[\^_]\ *\{?\ *(?:\*|\+|\\ast|>\ *0)\ *\}?|\*(?=[)\s]*$))?)
     |(?P<degree>\^\s*(?:\{\s*(?:\\circ|°)\s*\}|\\circ(?![A-Za-z])|°|(?<=[0-9]\^)o(?![A-Za-z])))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+)
-        (?(group)\ *\}))
+        (?(group)\ *\})|['′’]+)
     |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
     |(?P<accent>\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
         (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
@@ -117,7 +117,7 @@ def read_piece(kind, piece, font=False):
             return kind, letter + "+" * bool(more)  # N^*
         case "derivative" | "accent" | "mark" | "sub" if not re.match(r"_.*(\^|frac|sqrt)", piece):
             piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|vert|rm|triangle)\b|\|", "", piece)
-            piece = re.sub(r"\\?[A-Za-z]+|∠", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
+            piece = re.sub(r"\\?[A-Za-z]+|[∠′’]", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
             return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
