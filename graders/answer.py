@@ -203,7 +203,6 @@ class Parser:
             between = ["="]
         if {*between} & {*">≥"}:
             parts, between = parts[::-1], ["<≤"[r == "≥"] for r in reversed(between)]
-        parts[0] = ("name", "e") if parts[0] == ("const", "e") else parts[0]  # an eccentricity
         return ("chain", tuple(between), tuple(parts))
 
     def words(self):
@@ -287,8 +286,9 @@ class Parser:
         return node[2] if node[0] == "word" and node[2:] else node
 
     def name(self, name):
-        """A letter with subscript and primes, a function of it, or the constant that it is."""
-        if name in ("e", "i") and self.kind not in ("sub", "mark"):
+        """A letter with subscript and primes, a function of it, or a constant. In e = 2, e is none
+        (an eccentricity)."""
+        if name in ("e", "i") and self.kind not in ("sub", "mark", *RELATIONS):
             return ("const", name)
         factor = self.peek(-2).kind in ("name", "num")
         while sign := self.take("sub", "mark"):
