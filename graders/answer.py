@@ -238,7 +238,7 @@ class Parser:
             case "{" | "(" | "[" | "]" | "\\{":
                 node = self.bracket(token.kind)
                 if token.kind == "{" and self.kind == "num" and (
-                        before not in ("^", "√", "frac", "binom", "}")):
+                        before not in ("^", "√", "frac", "binom", "}", "_")):
                     raise ValueError("a number beside a group")
                 return node
             case "FUNC":
@@ -303,7 +303,7 @@ class Parser:
 
     def function(self, name):
         """\\sin^2 x, \\log_2(8), \\sin 2x \\cos x: of brackets, or of the factors up to others."""
-        base = self.take("sub") if name == "log" else None
+        base = self.prefix() if self.take("_") else num(10)
         exponent = self.expression(POWER) if self.take("^") else None
         argument = self.prefix() if self.kind in "([{" else self.expression(ARGUMENT)
         argument = replaced(argument, DEGREE)
@@ -311,7 +311,6 @@ class Parser:
             name, exponent = "arc" + name, None
         node = ("f", name, argument)
         if name == "log":
-            base = Parser(tokens(base.text[1:])).answer("") if base else num(10)
             node = ("/", ("f", "ln", argument), ("f", "ln", base))
         return ("^", node, exponent) if exponent else node
 

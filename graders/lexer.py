@@ -53,17 +53,19 @@ PIECE = re.compile(r"""
         (?:[\s~$]*(?:\\[,; ]\s*)?(?:\\(?:text|math)(?:rm)?\ *\{[ ~]*)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
     |(?P<num>(?:(?<=[(\[{])|(?<=[(\[{]-))[0-9]{1,3}  # of (1,234)
             (?=,[1-9][0-9]{2}(?:\ |\\right|\\[,;!\ ])*(?:[)\]]|\\\}))
-        |(?<=frac|sqrt)[0-9]|(?<=frac\ )[0-9]|(?<=frac\ [0-9])[0-9]|(?<=frac[0-9])[0-9]
+        |(?<=frac|sqrt|log_)[0-9]|(?<=frac\ |log\ _)[0-9]|(?<=frac\ [0-9])[0-9]|(?<=frac[0-9])[0-9]
         |(?<=binom)[0-9]|(?<=binom[0-9])[0-9]
         |(?!0\\[;:\ ])[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\,\s*|\\[;:\ ]|[\ ~])[0-9]{3})+
             (?![0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
     |(?P<TODO>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *(?:\^\ *\{?\d\}?)?\ *\}
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
-    |(?P<derivative>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
+    |(?P<name>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
         |(?:(?<=P\()|(?<=P\}\()|(?<=P\\left\())[^()=]{1,60}?(?:\||\\mid|\\vert)
-            [^()=]{1,60}?(?=(?:\\right)?\)))  # given
+            [^()=]{1,60}?(?=(?:\\right)?\))  # given
+        |\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
+            (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
     |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
     |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
@@ -78,9 +80,7 @@ PIECE = re.compile(r"""
     |(?P<degree>\^\s*(?:\{\s*(?:\\circ|°)\s*\}|\\circ(?![A-Za-z])|°|(?<=[0-9]\^)o(?![A-Za-z])))
     |(?P<mark>\^\ *(?P<group>\{)?\ *(?:(?:\\ast|\\star|(?:\\prime\ *)+)(?![A-Za-z])|\*|'+)
         (?(group)\ *\})|['′’]+)
-    |(?P<sub>_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
-    |(?P<accent>\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
-        (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
+    |(?P<sub>(?<!log)(?<!log[\ }])_\ *(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\[A-Za-z]+(?:\ *\{[^{}]*\})?|[0-9]|[A-Za-z]+))
     |(?P<union>(?<=[)\]\ ])U(?=\ *(?:\\left\ *)?[(\[]))|(?P<times_ten>(?<=[0-9\ ])x(?=\ ?10\ *\^))
     |(?P<brace>[{}](?![,:]\}))|(?P<vector_ends>>(?=[\s$.]*\Z))
     |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|theta|l(?:n|og)|(?:arc)?(?:sin|cos|tan)|cdot)  # \cosx
@@ -115,10 +115,10 @@ def read_piece(kind, piece, font=False):
         case "numbers":
             letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
             return kind, letter + "+" * bool(more)  # N^*
-        case "derivative" | "accent" | "mark" | "sub" if not re.match(r"_.*(\^|frac|sqrt)", piece):
-            piece = re.sub(r"\\(?:[dt]?frac|text|mathrm|mid|vert|rm|triangle)\b|\|", "", piece)
-            piece = re.sub(r"\\?[A-Za-z]+|[∠′’]", lambda m: KINDS.get(m[0], m[0].strip("\\")), piece)
-            return "name" if kind in ("derivative", "accent") else kind, re.sub("[ {}^]", "", piece)
+        case "name" | "mark" | "sub":
+            return kind, re.sub(r"\A(?:\^|\\[dt]?frac)|\\(?:text|mathrm|mid|vert|rm|triangle)\b"
+                                r"|[| {}]|(\\?[A-Za-z]+|[∠′’])",
+                                lambda m: m[1] and KINDS.get(m[1], m[1].strip("\\")) or "", piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
             kind = KINDS.get(piece.rstrip(), KINDS.get(name))
