@@ -188,11 +188,10 @@ def measured(found, kind, word, gap, last):
     """The kind and text of letters behind Tokens: of a unit, million or square behind a number.
     gap: behind a space? last: at the end of all, or m of m/s?"""
     start, before = (t.kind for t in found[-2:])
-    if before in ("(", "{") and start in BEHIND and found[-1].gap:
+    if before in ("(", "{") and start in BEHIND and (kind == "word" or found[-1].gap):
         before = start  # 9 (apples)
-    if before in ("square", *BEHIND) or kind == "word" and (
-            (start, before) in (("/", "("), ("frac", "{"), ("}", "{")) or (
-                before in WORD_BEHIND and {"word", "run"}.isdisjoint(t.kind for t in found))):
+    if before in BEHIND or kind == "word" and (start == "frac" or (
+            before in WORD_BEHIND and {"word", "run"}.isdisjoint(t.kind for t in found))):
         for name, numbers in (("square", SQUARES), ("million", NUMBERS)):
             if word.lower() in numbers:
                 return name, word
