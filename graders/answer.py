@@ -270,14 +270,9 @@ class Parser:
 
     def bracket(self, opening):
         """{ }, ( ), [ ], \\{ \\} around a sum or list; {(1, 2)} is (1, 2), and {x > 2} is x > 2."""
-        member, ahead = None, 1 + 2 * (self.peek(1).kind == "∈" and self.peek(2).text == "R")
-        if opening == "\\{" and self.kind == "name" and self.peek(ahead).kind in ("|", ":"):
-            member = ("name", self.text)  # {x in R | x > 2}
-            self.i += ahead + 1
         node = self.answer(*{"{": "}", "\\{": ["\\}"]}.get(opening, ")]["))
-        if member and member not in inside(node) or opening == "\\{" and (
-                node[0] == "chain" and "=" in node[1]):
-            raise ValueError("a set of others, or of equations")
+        if opening == "\\{" and node[0] == "chain" and "=" in node[1]:
+            raise ValueError("a set of equations")
         if opening == "\\{" and node[0] != "chain" and node[1] not in ("()", "or"):
             return ("list", "{}", listed(node))
         if node[:2] == ("list", ",") and opening in "([]":  # ]2, 3[ is open
@@ -344,7 +339,7 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J]|(?<=\()[a-j](?=\) [^-
 BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_|\(? ?(?:in )?base)[ {(]*+(?:base[ {(]*+)?(\w+)[ )}]*")
 FILLER = rf"(?:\b(?:{'|'.join(WORDS['FILLERS'])})\b|[∈∀|:,()\ ]|\\(?:forall|mid)\b)"
-WHERE = re.compile(rf"""(?:\\\{{\ ?(?:[a-z]+\ ?(?:\||:|\\mid)\ ?)?)?(.+?)  # the answer, in a set
+WHERE = re.compile(rf"""(?:\\\{{\ ?)?(.+?)  # the answer, in a set
     (?:\ (?:where|with|for)\b|\ ?(?:∀|\\forall)|\ ?\\mid[ ]
         |(?:\ ?[,;:(|]|\ and\b)(?=[^=]*(?:∈|∀|integer|where|for\b|any\b|real\b)
             |\ ?[a-z]\ ?=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS))  # n = 1, 2, ...

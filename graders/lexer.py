@@ -33,12 +33,16 @@ UNITS |= aliases("COUNTED")
 NUMBERS, NAMED_SETS, SQUARES, BASES = map(aliases, ("NUMBERS", "SETS", "SQUARES", "BASES"))
 PIECE = re.compile(r"""
     (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta|sqrt|omega|alpha)(?=[a-z]{4})
+        |\A[\s$]*(?:\\left\{)?\ *(?P<x>\\?[a-z]+)\ *(?:[|:]|\\mid)  # {x | x > 2}
+            (?=[^=|]*(?:[<>≤≥≠]|\\[lgn]eq?(?:slant)?(?![a-z]))[^=|]*\Z)(?=.*(?P=x))
+        |(?:(?<=\\\{)|(?<=\\lbrace))[\s$]*(?P<y>\\?[a-z]+)  # \{x \in \mathbb{R} : x > 2\}
+            (?:\s*(?:\\in|∈)\s*(?:\\math[a-z]+\s*\{?\s*R\s*\}?|ℝ|R))?(?:[\s~$]|\\[,;:!\ ])*
+            (?:\\middle|\\left)?(?:[|:∣]|\\mid|\\vert|\\colon)(?:\\right\.)?(?=.*(?P=y))
         |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
         |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
         |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
         |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)|\bRs\.?\ *(?=[0-9])
-        |\A[\s$]*(?:\\left\{)?\ *(?P<x>\\?[a-z]+)\ *(?:[|:]|\\mid)  # {x|x>2}
-            (?=[^=|]*(?:[<>≤≥≠]|\\[lgn]eq?(?:slant)?(?![a-z]))[^=|]*\Z)(?=.*(?P=x))
+
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)|(?:np|math)\.(?=[a-z])|Matrix(?=\()
         |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
