@@ -356,15 +356,15 @@ def read(text):
     text = text.rpartition("####")[2].strip()  # as GSM8K has it
     if len(text) > LONGEST:
         return ("unread", text)
-    text = ", ".join(BOX.findall(text)) or text
+    text = rest = ", ".join(BOX.findall(text)) or text
     if group := GROUP.fullmatch(text):
         return read(group[1])
     if lead := LEAD_IN.match(text):
         subject = {*re.findall("[a-z]{2,}", lead[1].lower())}
         words = re.fullmatch(r"[A-Za-z\s.,'*$}-]{4,}", text[lead.end():])  # The area is doubled
         if subject and subject <= {*WORDS["ANSWERS" if words else "SUBJECTS"]}:
-            text = text[lead.end():]
-    found = tokens(text)
+            rest = text[lead.end():]
+    found = tokens(rest)
     whole = "".join(" " * t.gap + (t.kind if t.kind in RELATIONS else t.text)
                     for t in found).strip()
     try:
@@ -385,7 +385,7 @@ def read(text):
             return ("where", value, ("name", where[3]), [*numbers, "R"][0])
         return with_signs(found)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text for t in found))
+        return ("unread", " ".join(t.text for t in tokens(text)))
 
 
 def with_signs(found):
