@@ -89,8 +89,6 @@ BINDS = {kind: binds for binds, kinds in (
     (CHAIN, RELATIONS), (SETS, "∪∩∖"), (RATIO, [":", "over", "choose", "mod"]), (SUM, "+-"),
     (PRODUCT, "*/"), (IMPLICIT, ["FUNC", "matrix", "(", "["]),  # not the function's before them
     (DEGREES, "%°"), (SUFFIX, "!"), (POWER, "^")) for kind in kinds}
-# what may stand between the parts of one list or chain
-TOGETHER = [{",", "and"}, {",", "or"}, {"=", "≈"}, {*"<≤"}, {*">≥"}, *({sign} for sign in BINDS)]
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
         "(the set of )?(all )?integers": ("numbers", "Z"),
@@ -193,7 +191,8 @@ class Parser:
             if self.binds() != binds or self.closes():
                 break
             between.append(self.take().kind)
-        if not any({*between} <= together for together in TOGETHER):
+        alike = {"≈": "=", "≤": "<", "≥": ">"}
+        if len({alike.get(kind, kind) for kind in between} - {","}) > 1:
             raise ValueError("these do not go together")
         if kind == ":":
             parts = [("/", x, y) for x, y in itertools.pairwise(parts)]
