@@ -53,8 +53,8 @@ def negative(node):
 
 
 def combined(kind, left, right):
-    """A sum, product or quotient; a factor of a matrix is one of all entries."""
-    for node, other in ((left, right), (right, left))[:"+/*".index(kind)]:
+    """A sum, product, quotient or power; a factor of a matrix is one of all entries."""
+    for node, other in ((left, right), (right, left))[:{"/": 1, "*": 2}.get(kind, 0)]:
         if node[:2] == ("list", "") and other[0] != "list":
             return ("list", "", tuple(entry if entry == num(0) else combined(kind, entry, other)
                                       for entry in node[2]))
@@ -165,9 +165,10 @@ class Parser:
                     left = ("+", left, num(Fraction(self.take().text) / part))
                     self.take("mark")
             return combined("*", left, ("name", " " + kind))
-        numbers = kind == "/" and self.kind == "num" and (  # (1/2)x, (\pi/2) cm
-            left[0] == "num" or self.peek(1).kind == "unit")
-        right = self.expression(SUFFIX if numbers else POWER if kind == "^" else binds + 1)
+        if kind == "/" and self.kind == "num" and (  # (1/2)x, (\pi/2) cm
+                left[0] == "num" or self.peek(1).kind == "unit"):
+            binds = DEGREES
+        right = self.expression(binds + (kind != "^"))
         if kind in "∪∩∖" or kind == "-" and (  # R - {0}
                 left[0] == "numbers" or right[:2] == ("list", "{}")):
             right = ("list", "{}", (right,)) if right[0] == "num" else right
@@ -176,10 +177,11 @@ class Parser:
             left = num(left[1] % right[1]) if left[0] == right[0] == "num" else left
             if ")" not in self.closing:  # of (mod 7)
                 self.take(")")
-        if kind in ("mod", "choose", "^"):
-            return (kind, left, right) if kind == "^" else ("f", kind, left, right)
-        return combined({"-": "+", "over": "/"}.get(kind, kind), left,
-                        negative(right) if kind == "-" else right)
+        if kind in ("mod", "choose"):
+            return ("f", kind, left, right)
+        if kind == "-":
+            kind, right = "+", negative(right)
+        return combined({"over": "/"}.get(kind, kind), left, right)
 
     def several(self, left, kind, binds):
         """A list, a ratio or a chain: its parts, and what stands between them. x > 2 is 2 < x."""
