@@ -37,7 +37,7 @@ import re
 from fractions import Fraction
 
 from graders import lexer
-from graders.lexer import LETTERS, NUMBERS, SQUARES, WORDS, Token, tokens, unit_name
+from graders.lexer import LETTERS, NUMBERS, SQUARES, WORDS, Token, cut, tokens, unit_name
 
 LONGEST = 5000  # characters of an answer
 DEGREE = {("name", " °"): ("/", ("const", "π"), ("num", Fraction(180)))}  # in radians
@@ -140,7 +140,7 @@ class Parser:
         node = least <= SETS and self.words() or self.prefix(max(least, PRODUCT))
         while not self.closes():
             if self.kind == "run":  # sinxcosx
-                self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
+                self.tokens[self.i:self.i + 1] = cut(self.text)
             binds, before = self.binds(), self.peek(-1).kind
             if binds < least or self.kind == "num" and (  # 2^3 5^2
                     before in ("num", "°", "%") and self.peek(-2).kind != "^"):
@@ -160,10 +160,9 @@ class Parser:
         if kind == "!":
             return ("f", "factorial2" if self.take("!") else "factorial", left)
         if kind in "%°":
-            for part in (60, 3600):  # 30° 15' 20''
-                if self.kind == "num" and self.peek(1).kind == "mark":
-                    left = ("+", left, num(Fraction(self.take().text) / part))
-                    self.take("mark")
+            while self.kind == "num" and self.peek(1).kind == "mark":  # 30° 15' 20''
+                minutes, mark = self.take(), self.take()
+                left = ("+", left, num(Fraction(minutes.text) / 60**len(mark.text)))
             return combined("*", left, ("name", " " + kind))
         if kind == "/" and self.kind == "num" and (  # (1/2)x, (\pi/2) cm
                 left[0] == "num" or self.peek(1).kind == "unit"):
@@ -194,7 +193,8 @@ class Parser:
                 break
             between.append(self.take().kind)
         alike = {"≈": "=", "≤": "<", "≥": ">"}
-        if len({alike.get(kind, kind) for kind in between} - {","}) > 1:
+        signs = {alike.get(sign, sign) for sign in between} - {","}
+        if len(signs) > 1:
             raise ValueError("these do not go together")
         if kind == ":":
             parts = [("/", x, y) for x, y in itertools.pairwise(parts)]
@@ -202,7 +202,7 @@ class Parser:
             return ("list", max(between), tuple(parts)) if parts[1:] else parts[0]  # "," < and < or
         if between == ["∈"] and parts[1][:2] == ("list", "{}"):
             between = ["="]
-        if {*between} & {*">≥"}:
+        if signs == {">"}:
             parts, between = parts[::-1], ["<≤"[r == "≥"] for r in reversed(between)]
         return ("chain", tuple(between), tuple(parts))
 
@@ -217,16 +217,16 @@ class Parser:
                 len(long) < 2 or max(long) < 4 and found[0].kind != "word"):
             return None
         text = " ".join(t.text for t in found)
-        said = [node for form, node in SAID.items() if re.fullmatch(form, text.lower())]
         if n == 1 and found[0].kind == "run" and not WORD.fullmatch(text):
             return ("word", text, self.expression(PRODUCT))
         self.i += n
-        return said[0] if said else ("word", text)
+        return next((node for form, node in SAID.items() if re.fullmatch(form, text.lower())),
+                    ("word", text))
 
     def prefix(self, least=POWER):
         """A value, or the sign before a product of factors that bind at least so firmly."""
         if self.kind == "run":
-            self.tokens[self.i:self.i + 1] = lexer.cut(self.text)
+            self.tokens[self.i:self.i + 1] = cut(self.text)
         before, token = self.peek(-1).kind, self.take()
         match token.kind:
             case "+" | "-" if before != "-":
@@ -272,10 +272,11 @@ class Parser:
     def bracket(self, opening):
         """{ }, ( ), [ ], \\{ \\} around a sum or list; {(1, 2)} is (1, 2), and {x > 2} is x > 2."""
         node = self.answer(*{"{": "}", "\\{": ["\\}"]}.get(opening, ")]["))
-        if opening == "\\{" and node[0] == "chain" and "=" in node[1]:
-            raise ValueError("a set of equations")
-        if opening == "\\{" and node[0] != "chain" and node[1] not in ("()", "or"):
-            return ("list", "{}", listed(node))
+        if opening == "\\{":
+            if node[0] == "chain" and "=" in node[1]:
+                raise ValueError("a set of equations")
+            keep = node[0] == "chain" or node[1] in ("()", "or")
+            return node if keep else ("list", "{}", listed(node))
         if node[:2] == ("list", ",") and opening in "([]":  # ]2, 3[ is open
             brackets = opening.replace("]", "(") + self.peek(-1).kind.replace("[", ")")
             return ("list", brackets, node[2])
@@ -372,18 +373,18 @@ def read(text):
         if picked := len(whole) < 300 and CHOICE.fullmatch(whole):  # each within is read anew
             value = picked[2] and read(picked[2])
             words = {*re.findall(r"(?<!\\)\b(?!(?:none|all) of the)[a-z]{2,}", picked[2].lower())}
-            strange = [x for x in words if x not in lexer.NAMED and not unit_name(x)]
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
-                    value[0] == "word" or value[0] != "unread" and not strange):
+                    value[0] == "word" or value[0] != "unread" and all(
+                        x in lexer.NAMED or unit_name(x) for x in words)):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(lexer.BASES.get(based[2], based[2])))
         if where := len(whole) < 300 and WHERE.fullmatch(whole):
             words = re.findall(r"[A-Za-z]+\+?|±|[01](?! ?, ?(?:±|\\pm))", where[4] + where[2])
-            numbers = [lexer.NAMED_SETS[x] for x in words if x in lexer.NAMED_SETS]
             if (value := read(where[1]))[0] == "unread":
                 raise ValueError("a condition on what is unread")
-            return ("where", value, ("name", where[3]), [*numbers, "R"][0])
+            numbers = next(filter(None, map(lexer.NAMED_SETS.get, words)), "R")
+            return ("where", value, ("name", where[3]), numbers)
         return with_signs(found)
     except (ValueError, RecursionError, ZeroDivisionError):
         return ("unread", " ".join(t.text for t in tokens(text)))
