@@ -265,8 +265,8 @@ class Parser:
                 return replaced(self.answer("end"), {"row": "and"})
             case "matrix":
                 node = self.answer("end")
-                return ("list", "", tuple(("list", "", row[2]) if row[:2] == ("list", ",") else row
-                                          for row in (node[2] if node[1] == "row" else [node])))
+                node = node if node[1] == "row" else ("list", "row", (node,))
+                return replaced(node, {"row": "", ",": ""})
         raise ValueError("no value")
 
     def bracket(self, opening):
