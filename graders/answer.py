@@ -122,10 +122,6 @@ class Parser:
         """How firmly the next token binds, or the one behind it."""
         return BINDS.get(self.peek(ahead).kind, ARGUMENT)
 
-    def closes(self):
-        """Does the list that is read end here? [ closes ]2, 3[ where no factor is in it."""
-        return self.kind in self.closing and (self.kind != "[" or self.binds(1) <= SETS)
-
     def answer(self, *closing):
         """A value, and one of the tokens `closing` behind it; "" is the end of all."""
         around, self.closing = self.closing, closing
@@ -138,14 +134,15 @@ class Parser:
     def expression(self, least=ROW):
         """A value of which every operator binds at least so firmly."""
         node = least <= SETS and self.words() or self.prefix(max(least, PRODUCT))
-        while not self.closes():
+        while self.kind not in self.closing or (  # [ closes ]2, 3[ where no factor is in it
+                self.kind == "[" and self.binds(1) > SETS):
             if self.kind == "run":  # sinxcosx
                 self.tokens[self.i:self.i + 1] = cut(self.text)
             binds, before = self.binds(), self.peek(-1).kind
             if binds < least or self.kind == "num" and (  # 2^3 5^2
                     before in ("num", "°", "%") and self.peek(-2).kind != "^"):
                 break
-            if node == num(0) and self.kind in (*LETTERS, "million"):
+            if node == num(0) and self.kind in LETTERS:
                 raise ValueError("letters behind 0")
             if binds in (IMPLICIT, ARGUMENT):
                 node = combined("*", node, self.expression(DEGREES))
@@ -189,7 +186,7 @@ class Parser:
             while binds == LIST and (token := self.take(*SEPARATORS)):  # ", and"
                 between[-1] = token.kind
             parts.append(self.expression(binds + 1))
-            if self.binds() != binds or self.closes():
+            if self.binds() != binds:
                 break
             between.append(self.take().kind)
         alike = {"≈": "=", "≤": "<", "≥": ">"}
