@@ -146,14 +146,14 @@ class Parser:
                 raise ValueError("letters behind 0")
             if binds in (IMPLICIT, ARGUMENT):
                 node = combined("*", node, self.expression(DEGREES))
+            elif binds <= CHAIN or self.kind == ":":
+                node = self.several(node, binds)
             else:
                 node = self.infix(node, self.take().kind, binds)
         return node
 
     def infix(self, left, kind, binds):
         """The value of an operator, just taken, between `left` and what is next."""
-        if binds <= CHAIN or kind == ":":
-            return self.several(left, kind, binds)
         if kind == "!":
             return ("f", "factorial2" if self.take("!") else "factorial", left)
         if kind in "%°":
@@ -179,23 +179,21 @@ class Parser:
             kind, right = "+", negative(right)
         return combined({"over": "/"}.get(kind, kind), left, right)
 
-    def several(self, left, kind, binds):
+    def several(self, left, binds):
         """A list, a ratio or a chain: its parts, and what stands between them. x > 2 is 2 < x."""
-        parts, between = [left], [kind]
-        while True:
-            while binds == LIST and (token := self.take(*SEPARATORS)):  # ", and"
-                between[-1] = token.kind
-            parts.append(self.expression(binds + 1))
-            if self.binds() != binds:
-                break
+        parts, between = [left], []
+        while self.binds() == binds:
             between.append(self.take().kind)
+            while self.binds() == LIST == binds:  # ", and"
+                between[-1] = self.take().kind
+            parts.append(self.expression(binds + 1))
         alike = {"≈": "=", "≤": "<", "≥": ">"}
         signs = {alike.get(sign, sign) for sign in between} - {","}
         if len(signs) > 1:
             raise ValueError("these do not go together")
-        if kind == ":":
+        if binds == RATIO:
             parts = [("/", x, y) for x, y in itertools.pairwise(parts)]
-        if kind not in RELATIONS:
+        if binds != CHAIN:
             return ("list", max(between), tuple(parts)) if parts[1:] else parts[0]  # "," < and < or
         if between == ["∈"] and parts[1][:2] == ("list", "{}"):
             between = ["="]
