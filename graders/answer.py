@@ -285,11 +285,11 @@ class Parser:
         factor = self.peek(-2).kind in ("name", "num")
         while sign := self.take("sub", "mark"):
             name += sign.text
-        end = next((n for n in range(6) if self.peek(n).kind in (")", "")), 6)
+        ahead = " ".join(self.peek(n).kind for n in range(8))
+        argument = "[^ )]+" if name[0] in "ghFGH" else "num"
         if self.kind == "(" and (
-                name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and (
-                    self.peek(end + 1).kind in ("=", "≈") or  # P(A) = ...
-                    end == 2 and (name[0] in "ghFGH" or self.peek(1).kind == "num"))):  # I(0)
+                name in ("f", "zeta", "Gamma") or name[-1] == "'" or not factor and re.match(
+                    rf"\( (?:{argument} \)|(?:[^ )]+ ){{0,5}}\) [=≈])", ahead)):  # I(0), P(A) = ...
             return ("f", name, *listed(self.prefix()))
         return ("name", name)
 

@@ -161,7 +161,7 @@ def tokens(text):
             kind, piece = read_piece(kind, piece, any(fonts))
         if piece == "}":
             del fonts[-1:]
-        if kind == "word" and found[-1].text in ("\\mu", "mu"):  # \mu\text{m}
+        if kind == "word" and found[-1].text == "mu":  # \mu\text{m}
             piece = "μ" + piece
             del found[-1]
         last = LAST.match(text, at)
