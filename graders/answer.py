@@ -82,10 +82,11 @@ def listed(node):
 
 SEPARATORS, RELATIONS = [",", "and", "or"], [*"=≈<>≤≥≠∈≡"]
 # How firmly an operator binds; IMPLICIT and ARGUMENT: a factor without one, what is not in BINDS.
+# A set is no factor.
 (END, ROW, LIST, CHAIN, SETS, RATIO, SUM, PRODUCT, IMPLICIT, ARGUMENT, DEGREES, SUFFIX,
  POWER) = range(13)
 BINDS = {kind: binds for binds, kinds in (
-    (END, ["", *"⌋ ⌉ ) ] } \\} end".split()]), (ROW, ["row"]), (LIST, SEPARATORS),
+    (END, ["", *"⌋ ⌉ ) ] } \\} end".split(), "\\{", "numbers"]), (ROW, ["row"]), (LIST, SEPARATORS),
     (CHAIN, RELATIONS), (SETS, "∪∩∖"), (RATIO, [":", "over", "choose", "mod"]), (SUM, "+-"),
     (PRODUCT, "*/"), (IMPLICIT, ["FUNC", "matrix", "(", "["]),  # not the function's before them
     (DEGREES, "%°"), (SUFFIX, "!"), (POWER, "^")) for kind in kinds}
