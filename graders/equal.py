@@ -1,7 +1,7 @@
 """Are two mathematical answers the same? Rules for two typed values (answer.read).
 
-Expressions are compared at points. A value is a Fraction where it is rational, else a number that
-mpmath has computed twice, with 120 and with 200 digits: what the two do not share is rounding.
+Expressions are compared at points. A value is a Fraction where it is rational, else a number of
+200 digits: a sum that is less than 10^-100 of its terms is their rounding, and 0.
 """
 
 import itertools
@@ -18,13 +18,14 @@ from graders import Unparsed, UnparsedGold
 from graders.answer import DEGREE, SEPARATORS, cached, inside, listed, negative, num, read, replaced
 from graders.lexer import UNITS, WORDS
 
-LOW, HIGH = mpmath.mp.clone(), mpmath.mp.clone()
-LOW.dps, HIGH.dps = 120, 200
-SAME = HIGH.mpf(10) ** -100  # two irrational values are equal to this part of their size
-AGREE = HIGH.mpf(10) ** -30  # to this part the two agree, where HIGH is right to SAME
+mp = mpmath.mp.clone()
+mp.dps = 200
+SAME = mp.mpf(10) ** -100  # two irrational values are equal to this part of their size
 BITS = 280_000  # of a number, 80,000 digits, a power half of it; a larger one has no value
-PERCENT, INFINITY, X = ("name", " %"), ("const", "∞"), ("name", "x")
-INFINITIES = {INFINITY: HIGH.inf, negative(INFINITY): -HIGH.inf}
+PERCENT, INFINITY, X, IMAGINARY = ("name", " %"), ("const", "∞"), ("name", "x"), ("const", "i")
+INFINITIES = {INFINITY: mp.inf, negative(INFINITY): -mp.inf}
+CONSTANTS = {("const", "π"): +mp.pi, ("const", "e"): +mp.e,
+             IMAGINARY: mp.j}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 INTEGER = "floor ceil choose factorial factorial2".split()
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
@@ -34,88 +35,91 @@ def exact(*numbers):
     return all(isinstance(x, Fraction) for x in numbers)
 
 
-def power(mp, a, b):
+def bits(x):
+    """The bits of a number's numerator or denominator; of an irrational one, its logarithm."""
+    return max(map(int.bit_length, x.as_integer_ratio())) - 1 if exact(x) else mp.log(abs(x), 2)
+
+
+def power(a, b):
     """a^b. A root of odd degree of a negative number is real."""
-    bits = max(map(int.bit_length, a.as_integer_ratio())) - 1 if exact(a) else mp.log(abs(a), 2)
-    if a and abs(b * bits) > BITS / 2:
+    if a and abs(b * bits(a)) > BITS / 2:
         raise ArithmeticError("large")
     if a and exact(b) and b.denominator % 2 and a == -abs(a):
-        return (-1) ** abs(b.numerator) * power(mp, -a, b)
+        return (-1) ** abs(b.numerator) * power(-a, b)
     return a ** b.numerator if exact(a, b) and b.denominator == 1 else mp.power(a, b)
 
 
-def integer(name, mp, *given):
-    """floor, ceil, or of numbers that are whole, but for rounding, factorials and binomials"""
-    near = [round(x) if exact(x) else int(mp.nint(x)) for x in given]
-    whole = all(abs(x - n) < 1e-90 for x, n in zip(given, near))
-    if name in ("floor", "ceil"):
-        return Fraction(near[0] if whole else getattr(math, name)(*given))
-    if not whole or min(near) < 0 or max(near) > 9000:
+def whole(function, *given):
+    """A function of whole numbers, which are not large: a factorial or a binomial"""
+    if not exact(*given) or any(x.denominator > 1 or not 0 <= x <= 9000 for x in given):
         raise ArithmeticError("large")
-    return Fraction(math.prod(range(near[0], 0, -2)) if name == "factorial2" else
-                    math.comb(*near) if name == "choose" else math.factorial(*near))
+    return Fraction(function(*map(int, given)))
 
 
-def analytic(name, mp, x):
-    """A function of mpmath, 0 where that is rounding; not beside a pole, nor of larger numbers."""
-    found = getattr(mp, name)(x) if abs(x) < 10**20 else mp.inf
-    if abs(found) > 10**60:
+def rounded(found, *given):
+    """What was found for a sum or function of numbers: 0 where that is rounding, and no value where
+    one of them is lost in it, as \\pi in 10^{200} + \\pi, or beside a pole."""
+    sizes = [*map(abs, given)]
+    noise = not abs(found) > SAME * max(sizes)
+    if 0 < min(sizes) < SAME * abs(found) or noise and max(sizes) > 10**60:
         raise ArithmeticError("large")
-    return found if abs(found) > 1e-90 else Fraction(0)
+    return Fraction(0) if noise else found
+
+
+def analytic(name, x):
+    """A function of mpmath; it may take long for larger numbers."""
+    x = mp.convert(x)
+    return rounded(getattr(mp, name)(x) if abs(x) < 10**60 else mp.nan, x)
 
 
 FUNCTIONS = {
     **{name: partial(analytic, name.lower().replace("arc", "a").replace("cis", "expj"))
        for name in (*WORDS["FUNC"], "Gamma")},
-    **{name: partial(integer, name) for name in INTEGER}, "^": power,
-    "+": lambda mp, x, y: x + y, "*": lambda mp, x, y: x * y, "/": lambda mp, x, y: x / y,
-    "abs": lambda mp, x: abs(x), "ln": lambda mp, x: mp.log(x),
-    "exp": lambda mp, x: power(mp, +mp.e, x)}
+    "+": lambda x, y: x + y if exact(x, y) else rounded(x + y, x, y),
+    "*": operator.mul, "/": operator.truediv, "^": power,
+    "abs": abs, "ln": mp.ln, "exp": lambda x: power(+mp.e, x),
+    "floor": lambda x: x - x % 1, "ceil": lambda x: x + -x % 1,
+    "choose": partial(whole, math.comb), "factorial": partial(whole, math.factorial),
+    "factorial2": partial(whole, lambda n: math.prod(range(n, 0, -2)))}
 
 
-def value(node, mp, at=(), real=False):
-    """The value of an expression with these numbers at its names. real: a complex one is none."""
+def value(node, at=CONSTANTS):
+    """The value of an expression with these numbers at its names. Where i is none of them, a
+    complex one is none; one that is whole, but for rounding, is."""
     match node:
         case ("num", number) | ("based", number, 10):
             return Fraction(number)
-        case ("name", _) if node in at:
+        case ("name" | "const", _) if node in at:
             return at[node]
-        case ("const", "π" | "e" | "i" as name):
-            return mp.j if name == "i" else +mp.e if name == "e" else +mp.pi
         case ("word", _, inner):
-            return value(inner, mp, at, real)
+            return value(inner, at)
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
-            given = [value(part, mp, at, real) for part in parts]
+            given = [value(part, at) for part in parts]
             if name not in FUNCTIONS:  # f(x), gcd(m, n)
                 seed = repr([name, *(mp.nstr(mp.convert(x), 50) for x in given)])
                 return Fraction(random.Random(seed).randint(1, 10**9), 10007)
-            found = FUNCTIONS[name](mp, *(
-                given if name == "^" or exact(*given) else map(mp.convert, given)))
-            if not exact(found) and not mp.isfinite(found):
+            found = FUNCTIONS[name](
+                *(given if name == "^" or exact(*given) else map(mp.convert, given)))
+            if exact(found):
+                if bits(found) > BITS:
+                    raise ArithmeticError("large")
+                return found
+            if not mp.isfinite(found):
                 raise ArithmeticError("pole")
-            lost = name == "+" and found in given and 0 not in given  # one term, in the other
-            if lost or exact(found) and max(map(int.bit_length, found.as_integer_ratio())) > BITS:
-                raise ArithmeticError("large")
-            if real and not exact(found) and abs(found.imag) > SAME * abs(found):
+            if IMAGINARY not in at and abs(found.imag) > SAME * abs(found):
                 raise ArithmeticError("complex")
-            return found
+            near = mp.nint(found.real)
+            is_whole = 0 < abs(near) < 10**20 and abs(found - near) < SAME
+            return Fraction(int(near)) if is_whole else found
     raise ArithmeticError("none")
 
 
-def tried(node, at=(), real=False):
+def tried(node, at=CONSTANTS):
     """The value of an expression, or why it has "none": it is "complex", "large", or at a pole."""
     try:
-        low = value(node, LOW, at, real)
-        high = low if exact(low) else value(node, HIGH, at, real)
+        return value(node, at)
     except NO_VALUE as e:
         return str(e)
-    if exact(high):
-        return high
-    if abs(low - high) > AGREE * abs(high):
-        noise = abs(low) < 1e-30 and abs(high) < abs(low) * 1e-30  # of what is 0
-        return Fraction(0) if noise else "large"
-    near = HIGH.nint(high.real)
-    return Fraction(int(near)) if 0 < abs(near) < 10**20 and abs(high - near) < SAME else high
 
 
 @cached
@@ -137,16 +141,17 @@ def functions_of(node):
         "floor" for n in inside(node) if n[:2] == ("^", num(-1)) and names_of(n[2])}
 
 
-def points(a, b, times=1):
-    """Some tens of places {name: Fraction}, or `times` as many, where two expressions are compared:
+def points(a, b):
+    """Places {name: number} where two expressions are compared, ten times as many as mostly do:
     on both sides of 0, and of the numbers in them. Of functions of integers they are such: of n,
     not of x."""
+    functions = functions_of((a, b))
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     names, draw = sorted(names_of((a, b))), random.Random(0)
     sizes = sorted({abs(x) for n in inside((a, b)) if n[0] == "num" for x in n[1].as_integer_ratio()
                     if 1 < abs(x) < 10**9})[:10] + [1000, 1_000_003]
-    for k in range(times * (12 + 4 * len(sizes))):
-        at = {}
+    for k in range((1 if integers else 10) * (12 + 4 * len(sizes))):
+        at = {x: number for x, number in CONSTANTS.items() if x[1] in functions}
         for name in names:
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
@@ -163,26 +168,27 @@ def same_number(a, b):
         return None
     if exact(a, b):  # else of large ones conversion takes seconds
         return a == b
-    x, y = map(HIGH.convert, (a, b))
+    x, y = map(mp.convert, (a, b))
     return abs(x - y) <= SAME * abs(x)
 
 
 @cached
-def same_expression(a, b, times=1):
+def same_expression(a, b):
     """Have two expressions the same value, wherever both have one? Without names both must."""
     if a == b and (names_of(a) or tried(a) == "large" or a in INFINITIES or a[0] not in "+*/^f"):
         return True  # equal to itself is also what is too large, infinite, or no sum
     if not names_of(a) or not names_of(b):
         return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of((a, b)), 0
-    for at in points(a, b, times):
-        found = [tried(node, at, "i" not in functions) for node in (a, b)]
+    for k, at in enumerate(points(a, b)):
+        if k > 27 and not 0 < equal < 3:  # unless only few places have a value
+            break
+        found = [tried(node, at) for node in (a, b)]
         same = same_number(*found)
         if same is False or "abs" in functions and "complex" in found and found[0] != found[1]:
             return False  # |x| and \sqrt{x}
         equal += bool(same)
-    few = times == 1 and 0 < equal < 3 and functions.isdisjoint(INTEGER)
-    return same_expression(a, b, 10) if few else equal > 2
+    return equal > 2
 
 
 def rounds(x, y, least=10**5):
@@ -193,7 +199,7 @@ def rounds(x, y, least=10**5):
     has_end = exact(y) and 10**60 % y.denominator == 0
     return last and y is not None and not (has_end and least > 1) and abs(x) * last >= least and (
         last > 1 or least == 1) and 0 < (
-            2 * abs(HIGH.convert(y) - HIGH.convert(x)) * last) <= 1 + (abs(x) * last >= 10**15)
+            2 * abs(mp.convert(y) - mp.convert(x)) * last) <= 1 + (abs(x) * last >= 10**15)
 
 
 def label(node):
@@ -301,8 +307,8 @@ def same_equation(a, b):
     if a[1] not in zip("=<≤") or len(names_of(b)) <= any(map(label, b[2])):  # of one sign
         return False
     quotient = ("/", *(("+", left, ("*", num(-1), right)) for _, _, (left, right) in (b, a)))
-    found = [x for at in points(a, b) if not isinstance(
-        x := tried(quotient, at, "i" not in functions_of(quotient)), str)]
+    found = [x for at in itertools.islice(points(a, b), 20) if not isinstance(
+        x := tried(quotient, at), str)]
     return len(found) > 2 and all(same_number(x, found[0]) for x in found) and (
         found[0] != 0 if "=" in a[1] else found[0] > 0)
 
@@ -313,7 +319,7 @@ def end(node):
     x = INFINITIES.get(node) or closed(without_unit(node))
     if exact(x) and x.denominator > 10**60:
         raise ArithmeticError("none")
-    return HIGH.mpf(HIGH.nstr(HIGH.convert(x), 150))
+    return mp.mpf(mp.nstr(mp.convert(x), 150))
 
 
 def contains(node, x):
@@ -355,9 +361,9 @@ def real_sets(a, b):
     parts = {part for n in inside(nodes) if isinstance(n[0], tuple) for part in n if part[0] not
              in ("list", "∪", "∖", "numbers", "chain")} - {X, negative(X), ("f", "abs", X)}
     try:  # the same numbers are members, of all ends and those behind them
-        ends = {0} | {abs(end(part)) for part in parts} - {HIGH.inf}
+        ends = {0} | {abs(end(part)) for part in parts} - {mp.inf}
         tests = [sign * (x + behind * (1 + x)) for x in ends for sign in (1, -1)
-                 for behind in (0, HIGH.mpf(10) ** -140)]
+                 for behind in (0, mp.mpf(10) ** -140)]
         members = [[contains(node, x) for x in tests] for node in nodes]
         for i, node in enumerate(nodes):
             if not any(members[i]) and node[:2] == ("list", ","):  # x < 1, x > 2, which are apart
