@@ -61,7 +61,7 @@ def rounded(found, *given):
     one of them is lost in it, as \\pi in 10^{200} + \\pi, or beside a pole."""
     sizes = [*map(abs, given)]
     noise = not abs(found) > SAME * max(sizes)
-    if 0 < min(sizes) < SAME * abs(found) or noise and max(sizes) > 10**60:
+    if 0 < min(sizes) < SAME * abs(found) or noise and found and max(sizes) > 10**60:
         raise ArithmeticError("large")
     return Fraction(0) if noise else found
 
