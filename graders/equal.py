@@ -421,13 +421,13 @@ def lists(a, b):
     if "list" not in (a[0], b[0]):
         return None
     x, y = listed(a), listed(b)
-    tags = {node[1] if node[0] == "list" else "," for node in (a, b)}
-    if not tags <= {*SEPARATORS, "{}"}:
+    tags = {"," if node[0] != "list" or node[1] == "and" else
+            "()" if node[1] == "[]" and node[2][2:] else node[1] for node in (a, b)}
+    if not tags <= {",", "or", "{}"}:
         return len(x) == len(y) and all(map(alike, x, y)) and (
             len(tags) == 1 or not INFINITIES.keys() & {*x, *y} and (
-                tags in ({"()", ","}, {"()", "and"}, {"", "()"}, {"", "[]"}) or
-                len(x) > 2 and tags == {"()", "[]"} or
-                tags < {",", "and", "[]"} and (len(x) > 2 or b[1] != "[]")))
+                tags in ({"()", ","}, {"", "()"}, {"", "[]"}) or
+                tags == {",", "[]"} and b[1] != "[]"))
     left = [*x]
     for gold in y:
         if not (found := next((p for p in left if alike(p, gold)), None)):
