@@ -307,8 +307,8 @@ def same_equation(a, b):
     if a[1] not in zip("=<≤") or len(names_of(b)) <= any(map(label, b[2])):  # of one sign
         return False
     quotient = ("/", *(("+", left, ("*", num(-1), right)) for _, _, (left, right) in (b, a)))
-    found = [x for at in itertools.islice(points(a, b), 20) if not isinstance(
-        x := tried(quotient, at), str)]
+    tries = [tried(quotient, at) for at in itertools.islice(points(a, b), 20)]
+    found = [x for x in tries if not isinstance(x, str)]
     return len(found) > 2 and all(same_number(x, found[0]) for x in found) and (
         found[0] != 0 if "=" in a[1] else found[0] > 0)
 
