@@ -240,8 +240,7 @@ def has_set(node):
 def named(node):
     """x = 1, y = 1 + 1 = 2, 3 -> [(x, 1), (y, 2), (y, 3)]. A false chain is its own value."""
     found, name = [], None
-    split = node[0] == "list" and node[1] in SEPARATORS and not has_set(node)
-    for item in node[2] if split else [node]:
+    for item in listed(node) if node[1] in SEPARATORS and not has_set(node) else [node]:
         sides = [*item[2]] if item[0] == "chain" and {*item[1]} <= {*"=≈"} else [item]
         if len(sides) == 2 and label(sides[1]) and not names_of(sides[0]) and not label(sides[0]):
             sides.reverse()  # 3 = x
