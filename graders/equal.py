@@ -195,11 +195,12 @@ def rounds(x, y, least=10**5):
     """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
     With a `least` of 1, any other number, rounded to any digit?"""
     x, y = closed(x) if x[0] != "/" else None, closed(y)
-    last = exact(x) and next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
-    has_end = exact(y) and 10**60 % y.denominator == 0
-    return last and y is not None and not (has_end and least > 1) and abs(x) * last >= least and (
-        last > 1 or least == 1) and 0 < (
-            2 * abs(mp.convert(y) - mp.convert(x)) * last) <= 1 + (abs(x) * last >= 10**15)
+    if not exact(x) or y is None or least > 1 and (
+            x.denominator == 1 or exact(y) and 10**60 % y.denominator == 0):
+        return False
+    last = next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
+    digits, off = abs(x) * last, abs(mp.convert(y) - mp.convert(x)) * last
+    return digits >= least and 0 < 2 * off <= 1 + (digits >= 10**15)
 
 
 def label(node):
