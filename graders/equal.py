@@ -156,7 +156,7 @@ def points(a, b):
             size = sizes[k % len(sizes)] if k > 11 and draw.randint(0, len(names)) else 1
             x = size + Fraction(draw.randint(-900, 900), 907) if k % 2 else (
                 size * Fraction(draw.randint(100, 1999), 997))
-            if (k + 1) % 2 < (integers if name[1] not in [*"xyzt", "alpha"] else min(1, integers)):
+            if integers and (k % 2 or integers > 1 and name[1] not in [*"xyzt", "alpha"]):
                 x = Fraction(round(6 * x if size == 1 else x))
             at[name] = x * (1 if k < 4 else draw.choice((1, -1)))
         yield at
