@@ -24,8 +24,7 @@ SAME = mp.mpf(10) ** -100  # two irrational values are equal to this part of the
 BITS = 280_000  # of a number, 80,000 digits, a power half of it; a larger one has no value
 PERCENT, INFINITY, X, IMAGINARY = ("name", " %"), ("const", "∞"), ("name", "x"), ("const", "i")
 INFINITIES = {INFINITY: mp.inf, negative(INFINITY): -mp.inf}
-CONSTANTS = {("const", "π"): +mp.pi, ("const", "e"): +mp.e,
-             IMAGINARY: mp.j}
+CONSTANTS = {("const", "π"): +mp.pi, ("const", "e"): +mp.e, IMAGINARY: mp.j}
 COMPARE = {"<": operator.lt, "≤": operator.le, "≠": operator.ne}
 INTEGER = "floor ceil choose factorial factorial2".split()
 NO_VALUE = (ArithmeticError, ValueError, TypeError, RecursionError)
