@@ -66,7 +66,7 @@ def rounded(found, *given):
 
 
 def analytic(name, x):
-    """A function of mpmath; it may take long for larger numbers."""
+    """A function of mpmath, not of larger numbers, which may take minutes."""
     x = mp.convert(x)
     return rounded(getattr(mp, name)(x) if abs(x) < 10**60 else mp.nan, x)
 
@@ -141,8 +141,8 @@ def functions_of(node):
 
 
 def points(a, b):
-    """Places {name: number} where two expressions are compared, ten times as many as mostly do:
-    on both sides of 0, and of the numbers in them. Of functions of integers they are such: of n,
+    """Places {name: number} where two expressions are compared, ten times as many as mostly are
+    needed: on both sides of 0, and of the numbers in them. Of functions of integers they are such: of n,
     not of x."""
     functions = functions_of((a, b))
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
@@ -180,7 +180,7 @@ def same_expression(a, b):
         return bool(same_number(tried(a), tried(b)))
     functions, equal = functions_of((a, b)), 0
     for k, at in enumerate(points(a, b)):
-        if k > 27 and not 0 < equal < 3:  # unless only few places have a value
+        if k > 47 and not 0 < equal < 3:  # all, where few have a value
             break
         found = [tried(node, at) for node in (a, b)]
         same = same_number(*found)
@@ -191,8 +191,8 @@ def same_expression(a, b):
 
 
 def rounds(x, y, least=10**5):
-    """Is x, a decimal, another number y, whose digits have no end, rounded to six digits or more?
-    With a `least` of 1, any other number, rounded to any digit?"""
+    """Is x, a decimal, y rounded at the last digit of x, the sixth or a later one, where the digits
+    of y have no end? With a `least` of 1: of any y, at any digit?"""
     x, y = closed(x) if x[0] != "/" else None, closed(y)
     if not exact(x) or y is None or least > 1 and (
             x.denominator == 1 or exact(y) and 10**60 % y.denominator == 0):
