@@ -143,7 +143,7 @@ class Parser:
             if binds < least or self.kind == "num" and (  # 2^3 5^2
                     before in ("num", "°", "%") and self.peek(-2).kind != "^"):
                 break
-            if node == num(0) and self.kind in LETTERS:
+            if node == num(0) and self.kind in (*LETTERS, "million"):
                 raise ValueError("letters behind 0")
             if binds in (IMPLICIT, ARGUMENT):
                 node = combined("*", node, self.expression(DEGREES))
