@@ -253,7 +253,8 @@ def parse_args(argv, description=None, rehearsal=False):
                        model=data.BASE,
                        head_dtype="model" if known.dtype == "float32" else "float32")),
         ("ten times full training's, for --lora_rank",
-         dict(lr=10 * known.lr if known.lora_rank else None))]
+         dict(lr=10 * known.lr if known.lora_rank and not (
+             {"lr", "lora_rank"} <= tiers[1][1].keys()) else None))]  # a recipe's lr of adapters
     args = parser.merge(given, *tiers)
     args.earlier = earlier
     check_data_dir(args, args.data, args.eval_data or args.data)

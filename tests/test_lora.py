@@ -1,5 +1,7 @@
 """LoRA learns at its default rate; all that is trained reaches sampler and checkpoints."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -40,6 +42,10 @@ def test_rank_one_learns_at_the_default_rate_ten_times_that_of_all_weights(base,
     args, _ = train.parse_args(["--lora_rank", "1", "--model", "x"])
     assert args.lr == pytest.approx(1e-5) and "ten times" in args.origin["lr"]
     assert train.parse_args(["--lora_rank", "1", "--lr", "1e-4"])[0].lr == 1e-4
+    (tmp_path / "config.json").write_text("{}")
+    for settings, lr in (dict(lora_rank=1), 1e-5), (dict(lora_rank=1, lr=1e-3), 1e-3):
+        (tmp_path / "recipe.json").write_text(json.dumps(dict(settings=settings)))
+        assert train.parse_args(["--model", str(tmp_path)])[0].lr == pytest.approx(lr)
 
 
 def adapted(folder, dtype="float32", **options):
