@@ -281,9 +281,11 @@ class Parser:
     def name(self, name):
         """A letter with subscript and primes, a function of it, or a constant. In e = 2, e is none
         (an eccentricity)."""
-        if name in ("e", "i") and self.kind not in ("sub", "mark", *RELATIONS):
+        before = self.peek(-2).kind
+        if name in ("e", "i") and self.kind not in ("sub", "mark") and not (
+                self.kind in RELATIONS and before in ("", *SEPARATORS, *"<≤≥>")):
             return ("const", name)
-        factor = self.peek(-2).kind in ("name", "num")
+        factor = before in ("name", "num")
         while sign := self.take("sub", "mark"):
             name += sign.text
         ahead = " ".join(self.peek(n).kind for n in range(8))
