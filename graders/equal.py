@@ -34,6 +34,11 @@ def exact(*numbers):
     return all(isinstance(x, Fraction) for x in numbers)
 
 
+def converted(x):
+    """A number of 200 digits. mp.convert takes seconds for a Fraction of large numbers."""
+    return mp.mpf(x.numerator) / x.denominator if exact(x) else x
+
+
 def bits(x):
     """The bits of a number's numerator or denominator; of an irrational one, its logarithm."""
     return max(map(int.bit_length, x.as_integer_ratio())) - 1 if exact(x) else mp.log(abs(x), 2)
@@ -67,7 +72,7 @@ def rounded(found, *given):
 
 def analytic(name, x):
     """A function of mpmath, not of larger numbers, which may take minutes."""
-    x = mp.convert(x)
+    x = converted(x)
     return rounded(getattr(mp, name)(x) if abs(x) < 10**60 else mp.nan, x)
 
 
@@ -95,10 +100,10 @@ def value(node, at=CONSTANTS):
         case ("f", name, *parts) | (("+" | "*" | "/" | "^") as name, *parts):
             given = [value(part, at) for part in parts]
             if name not in FUNCTIONS:  # f(x), gcd(m, n)
-                seed = repr([name, *(mp.nstr(mp.convert(x), 50) for x in given)])
+                seed = repr([name, *(mp.nstr(converted(x), 50) for x in given)])
                 return Fraction(random.Random(seed).randint(1, 10**9), 10007)
             found = FUNCTIONS[name](
-                *(given if name == "^" or exact(*given) else map(mp.convert, given)))
+                *(given if name == "^" or exact(*given) else map(converted, given)))
             if exact(found):
                 if bits(found) > BITS:
                     raise ArithmeticError("large")
@@ -165,9 +170,9 @@ def same_number(a, b):
     """Are two values equal? Rational ones exactly. None where one is none."""
     if isinstance(a, str) or isinstance(b, str):
         return None
-    if exact(a, b):  # else of large ones conversion takes seconds
+    if exact(a, b):
         return a == b
-    x, y = map(mp.convert, (a, b))
+    x, y = map(converted, (a, b))
     return abs(x - y) <= SAME * abs(x)
 
 
@@ -198,7 +203,7 @@ def rounds(x, y, least=10**5):
             x.denominator == 1 or exact(y) and 10**60 % y.denominator == 0):
         return False
     last = next((10**k for k in range(21) if 10**k % x.denominator == 0), 0)
-    digits, off = abs(x) * last, abs(mp.convert(y) - mp.convert(x)) * last
+    digits, off = abs(x) * last, abs(y - (x if exact(y) else converted(x))) * last
     return digits >= least and 0 < 2 * off <= 1 + (digits >= 10**15)
 
 
@@ -318,7 +323,7 @@ def end(node):
     x = INFINITIES.get(node) or closed(without_unit(node))
     if exact(x) and x.denominator > 10**60:
         raise ArithmeticError("none")
-    return mp.mpf(mp.nstr(mp.convert(x), 150))
+    return mp.mpf(mp.nstr(converted(x), 150))
 
 
 def contains(node, x):
