@@ -283,7 +283,7 @@ class Parser:
         (an eccentricity)."""
         before = self.peek(-2).kind
         if name in ("e", "i") and self.kind not in ("sub", "mark") and not (
-                self.kind in RELATIONS and before in ("", *SEPARATORS, *"<≤≥>")):
+                self.kind in RELATIONS and before in ("", "(", *SEPARATORS, *"<≤≥>")):
             return ("const", name)
         factor = before in ("name", "num")
         while sign := self.take("sub", "mark"):
