@@ -29,10 +29,9 @@ def sample_on_engines(sampler, tokenizer, problems, template, seed, tp=1, timed=
                       **settings):
     """-> each problem's Group, in order, on every rank: each engine samples and grades its share.
 
-    template: of data.prompts.TEMPLATES; with None tokenizer and verifier choose it. seed: parts of
-    seed_of, before an engine's number; tp: ranks of one engine, which all do the same; timed:
-    phase -> a context, "sample" and "reward". settings: n, temperature, max_tokens and top_p of
-    VLLMSampler.sample."""
+    template: of TEMPLATES; None: by tokenizer and verifier. seed: parts of seed_of, before the
+    engine's number; tp: ranks of one engine, which all do the same; timed: phase -> a context,
+    "sample" and "reward". settings: n, temperature, max_tokens, top_p of VLLMSampler.sample."""
     engines, engine = parallel.world() // tp, parallel.rank() // tp
     share = problems[engine::engines]
     prompts = [encode(tokenizer, problem, template) for problem in share]

@@ -146,9 +146,9 @@ def functions_of(node):
 
 
 def points(a, b):
-    """Places {name: number} where two expressions are compared, ten times as many as mostly are
-    needed: on both sides of 0, and of the numbers in them. Of functions of integers they are such:
-    of n, not of x."""
+    """Places {name: number} where two expressions are compared, ten times as many as are mostly
+    needed: on both sides of 0, and of the numbers in them; integers for functions of such: for n,
+    not for x."""
     functions = functions_of((a, b))
     integers = sum(not functions_of(node).isdisjoint(INTEGER) for node in (a, b))
     names, draw = sorted(names_of((a, b))), random.Random(0)

@@ -147,8 +147,7 @@ def tokens(text):
         text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|in |[{}])", r"\\", text)  # it was escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
-    fonts, before, at = [], "", 0  # fonts: of each open brace, is it a font's?
-    found = [Token("")] * 2  # nothing stands before the first
+    found, fonts, before, at = [Token("")] * 2, [], "", 0  # fonts: is each open brace a font's?
     while match := PIECE.match(text, at):
         kind, piece = match.lastgroup, match[0]
         at += len(piece)
@@ -173,7 +172,7 @@ def tokens(text):
         if kind not in UNSEEN:
             found.append(Token(kind, piece, before in UNSEEN))
         before = kind
-    return found[2:]
+    return found[2:]  # before the first stood nothing
 
 
 BEHIND = "num unit / * } ) const ° million square %".split()  # behind these a unit may stand

@@ -20,8 +20,7 @@ from harness.files import CODE, checkpoint_folders, reached, write, writing
 from harness.flags import OF_A_CHECKPOINT, flags_of, settings_of
 from losses import require
 
-# what a resumed run may change, flags and one of load_data's checksums: the objective stays,
-# rounding and draws may differ
+# flags, and one of load_data's checksums, that change rounding and draws, not the objective
 CHANGEABLE = {"held-out problems", *(
     "rollouts eval_every eval_data eval_problems eval_samples save_every save_rollouts keep "
     "tokens_per_micro_batch share_prompts activation_checkpointing offload tp max_num_seqs "
