@@ -16,10 +16,12 @@ subsets are in a .json beside them.
 """
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train.py, before torch is imported
 from analysis.__main__ import grouped, output, read_command, read_runs
 from harness.failures import refusing
 from harness.files import numbers, write

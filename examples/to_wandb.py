@@ -37,7 +37,10 @@ def main():
     args = parser.parse_args()
     if not (args.folder / "config.json").is_file():
         parser.error(f"{args.folder} is no run's folder: it has no config.json")
-    import wandb
+    try:
+        import wandb
+    except ImportError:
+        parser.error("pip install wandb, first")
     with (wandb.init(project=args.project, name=args.folder.name, config=flags_of(args.folder))
           as run, suppress(KeyboardInterrupt)):
         for record in records(args.folder):
