@@ -1,5 +1,6 @@
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -70,6 +71,10 @@ def pytest_collection_modifyitems(config, items):
         items[:] = filter(is_quick, items)
     place = {name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: place.get(item.path.name, len(SLOW)))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # a collection, of which some tests take many, does not go through the packages
 
 
 @pytest.fixture(scope="module", autouse=True)
