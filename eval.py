@@ -31,7 +31,7 @@ from rewards import announce
 from rollout import sample_on_engines
 
 # completions of an engine in a chunk: a GPU gets many, because it waits for the longest of them
-AT_ONCE = 16384 if parallel.device().type == "cuda" else 1024
+AT_ONCE = 16384 if parallel.cuda.is_available() else 1024
 SAMPLING = ("model samples temperature top_p max_tokens max_prompt_tokens template "
             "template_kwargs stop sampler dtype head_dtype seed").split()
 NOT_OF_COMPLETIONS = {"out", "against", "allow_unsafe_code", "origin"}  # on which none depends

@@ -20,7 +20,7 @@ for path in sys.argv[1:] or sys.exit("which file? examples/own_file.py PATH"):
     if not rows:
         print("no row has a completion: nothing is graded")
     graded = grade(rows, [[str(row["completion"])] for row in rows])
-    counts = Counter(fault.kind if fault else {0: "wrong", 1: "right"}.get(reward, "partial")
-                     for (reward, fault), in graded)
+    counts = Counter(fault.kind if fault else "right" if reward == 1 else
+                     "partial" if reward > 0 else "wrong" for (reward, fault), in graded)
     print(f"problems: {len(problems)}", *(f"{kind}: {n}" for kind, n in counts.most_common()),
           sep="\n")
