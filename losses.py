@@ -292,16 +292,16 @@ def sampler_log_ratio(tokens):
     return (tokens.old_logprobs - tokens.sampler_logprobs).clamp(-20, 20)
 
 
-def sequence_ratio(tokens):
-    """U, at each token of the completion"""
-    log_ratio = sampler_log_ratio(tokens)
-    return log_ratio.sum(1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
+def sequence_log_ratio(tokens):
+    """log U [B, 1]"""
+    return sampler_log_ratio(tokens).sum(1, keepdim=True).clamp(-20, 20)
 
 
-def within(tokens, ratio, name, low, high, drops):
+def within(tokens, log_ratio, name, low, high, drops):
     """-> the ratio [B, T], clipped to the bounds or 0 outside; the share of tokens outside."""
     require(0 <= low <= 1 <= high < math.inf, f"--{name}_low must be from 0 to 1 and --{name}_high "
             f"1 or more, not {low} and {high}")
+    ratio = log_ratio.exp().expand_as(tokens.mask)
     outside = (ratio < low) | (ratio > high)
     weight = ratio.where(~outside, 0.0) if drops else ratio.clamp(low, high)
     return weight, {f"{name}_{'dropped' if drops else 'bounded'}": tokens.mean(outside)}
@@ -309,32 +309,31 @@ def within(tokens, ratio, name, low, high, drops):
 
 def token_truncate(tokens, *, token_truncate_high=2.0):
     """w = min(u, token_truncate_high); the default is verl's, TRL has 3"""
-    u = sampler_log_ratio(tokens).exp()
-    return within(tokens, u, "token_truncate", 0.0, token_truncate_high, drops=False)
+    return within(tokens, sampler_log_ratio(tokens), "token_truncate", 0.0, token_truncate_high,
+                  drops=False)
 
 
 def token_mask(tokens, *, token_mask_low=0.5, token_mask_high=5.0):
     """w = u where token_mask_low <= u <= token_mask_high, else 0: IcePop, with its defaults"""
-    u = sampler_log_ratio(tokens).exp()
-    return within(tokens, u, "token_mask", token_mask_low, token_mask_high, drops=True)
+    return within(tokens, sampler_log_ratio(tokens), "token_mask", token_mask_low, token_mask_high,
+                  drops=True)
 
 
 def sequence_truncate(tokens, *, sequence_truncate_high=2.0):
     """w = min(U, sequence_truncate_high); the default is verl's, TRL has 3"""
-    u = sequence_ratio(tokens)
-    return within(tokens, u, "sequence_truncate", 0.0, sequence_truncate_high, drops=False)
+    return within(tokens, sequence_log_ratio(tokens), "sequence_truncate",
+                  0.0, sequence_truncate_high, drops=False)
 
 
 def sequence_mask(tokens, *, sequence_mask_high=3.0):
     """w = U where U <= sequence_mask_high, else 0: TRL's default"""
-    u = sequence_ratio(tokens)
-    return within(tokens, u, "sequence_mask", 0.0, sequence_mask_high, drops=True)
+    return within(tokens, sequence_log_ratio(tokens), "sequence_mask", 0.0, sequence_mask_high,
+                  drops=True)
 
 
 def geometric_mask(tokens, *, geo_low=0.999, geo_high=1.001):
-    """w = 1 where geo_low <= U^(1 / length) <= geo_high, else 0: verl's geo_rs; SkyRL has 0.99 and
-    1.01"""
-    mean = tokens.sequence_mean(sampler_log_ratio(tokens)).exp().expand_as(tokens.mask)
+    """w = 1 where geo_low <= U^(1 / length) <= geo_high, else 0: verl's geo_rs; SkyRL: .99, 1.01"""
+    mean = tokens.sequence_mean(sampler_log_ratio(tokens))
     kept, numbers = within(tokens, mean, "geo", geo_low, geo_high, drops=True)
     return (kept > 0).to(mean), numbers
 
