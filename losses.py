@@ -366,8 +366,9 @@ def ppo_clip(tokens, *, eps_low=0.2, eps_high=0.2, dual_clip=None):
 
 
 def capped(tokens, bound):
-    """The share of all tokens with a ratio above the bound and A other than 0."""
-    return tokens.mean((tokens.ratio > bound) & (tokens.advantages != 0))
+    """-sg(min(rho, bound)) A log pi; the share of tokens with rho > bound and A other than 0"""
+    loss = -tokens.ratio.detach().clamp(max=bound) * tokens.advantages * tokens.logprobs
+    return loss, tokens.mean((tokens.ratio > bound) & (tokens.advantages != 0))
 
 
 def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
@@ -381,11 +382,11 @@ def cispo(tokens, *, ratio_max=5.0, drop_low=None, drop_high=None):
             f"(an offset of {ratio_max} is --ratio_max {1 + ratio_max:g})")
     require((drop_low is None) == (drop_high is None),
             "--drop_low and --drop_high go together: give both or neither")
-    loss = -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs
+    loss, capped_frac = capped(tokens, ratio_max)
     if drop_low is not None:
         up, down = tokens.ratio > 1 + drop_high, tokens.ratio < 1 - drop_low
         loss = loss * ~torch.where(tokens.advantages > 0, up, down)
-    return loss, dict(capped_frac=capped(tokens, ratio_max))
+    return loss, dict(capped_frac=capped_frac)
 
 
 def gspo(tokens, *, eps_low=3e-4, eps_high=4e-4):
@@ -432,7 +433,7 @@ def dppo(tokens, *, tv_low=0.2, tv_high=0.2, binary_kl=None, ratio_max=20.0):
                               for x in (tokens.logprobs.detach(), tokens.old_logprobs))
         kl = old_others * (old_others / others).log() - old * tokens.log_ratio.detach()
         gone |= (tokens.advantages * moved > 0) & (kl > binary_kl)
-    return -tokens.ratio.detach().clamp(max=ratio_max) * tokens.advantages * tokens.logprobs * ~gone
+    return capped(tokens, ratio_max)[0] * ~gone
 
 
 def vespo(tokens, *, k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0):
@@ -486,9 +487,9 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
 
     Without ess_cap the first term has rho itself, without ess_kl there is no second term."""
     ess, x = effective_sample_size(tokens), tokens.log_ratio.clamp(-10, 10)
-    weight = tokens.ratio.detach().clamp(max=ess if ess_cap else math.inf)
-    loss = -weight * tokens.advantages * tokens.logprobs + (1 - ess) * (x + (-x).exp() - 1) * ess_kl
-    return loss, dict(capped_frac=capped(tokens, ess) * ess_cap, p3o_ess=ess)
+    loss, capped_frac = capped(tokens, ess if ess_cap else math.inf)
+    penalty = (1 - ess) * (x + (-x).exp() - 1) * ess_kl
+    return loss + penalty, dict(capped_frac=capped_frac, p3o_ess=ess)
 
 
 def dro(tokens, *, dro_beta=0.05):
