@@ -596,8 +596,15 @@ class Method:
         return self.select if isinstance(self.select, tuple) else (self.select,)
 
     @property
+    def parts(self):
+        """-> (axis, its functions) of each axis, then of each pass but that of all tokens alike."""
+        return [("advantage", [self.advantage]), ("select", self.selects),
+                ("objective", [self.objective]), ("aggregate", [self.aggregate]),
+                *(("pass", [f]) for f in self.passes if f is not every_token)]
+
+    @property
     def functions(self):
-        return (self.advantage, *self.selects, self.objective, self.aggregate, *self.passes)
+        return [f for _, its in self.parts for f in its]
 
     @property
     def flags(self):
@@ -680,10 +687,8 @@ AXES = ("advantage", "select", "objective", "aggregate")
 
 def cells(axis):
     """{name: function} of the rows' cells on an axis: the names of --advantage, --select, ..."""
-    if axis == "select":
-        found = [f for method in METHODS.values() for f in method.selects]
-        return {f.__name__: f for f in (*found, *CORRECTIONS)}
-    return {f.__name__: f for f in (getattr(m, axis) for m in METHODS.values())}
+    found = [f for method in METHODS.values() for f in dict(method.parts)[axis]]
+    return {f.__name__: f for f in (*found, *CORRECTIONS * (axis == "select"))}
 
 
 def row(name, select=None, **axes):
@@ -826,20 +831,14 @@ def describe(name, method):
     def cell(f):
         values = ", ".join(f"{k}={method.flags[k]}" for k in keyword_only(f))
         return f.__name__ + (f"({values})" if values else "")
-    passes = [cell(f) for f in method.passes if f is not every_token]
-    axes = [cell(method.advantage), " x ".join(map(cell, method.selects)), cell(method.objective),
-            cell(method.aggregate)]
-    return f"{name} = " + " | ".join(axes + passes)
+    return f"{name} = " + " | ".join(" x ".join(map(cell, its)) for _, its in method.parts)
 
 
 def card(name):
     """A row's formulas, values and source, and the flags of other frameworks that compute it."""
     method = METHODS[name]
     notes = json.loads((Path(__file__).parent / "docs" / "methods.json").read_text()).get(name, {})
-    kinds = ("advantage", *["select"] * len(method.selects), "objective", "aggregate",
-             *["pass"] * len(method.passes))
-    entries = [(kind, inspect.getdoc(f) or "") for kind, f in zip(kinds, method.functions)
-               if (kind, f) != ("pass", every_token)]
+    entries = [(kind, inspect.getdoc(f) or "") for kind, its in method.parts for f in its]
     entries += {"source": method.source or "none given", **notes}.items()
     lines = [f"  {label:<11}" + text.replace("\n\n", "\n").replace("\n", "\n" + " " * 13)
              for label, text in entries]
