@@ -217,7 +217,7 @@ def gradient_mass(advantages):
 
 
 # ---------------------------------------------------------------------------- axis 2: select
-# tokens -> weight [B, T]. A token of weight 0 still counts in the denominators.
+# tokens -> weight [B, T], numbers or bool. A token of weight 0 still counts in the denominators.
 
 def every_token(tokens):
     """w = 1"""
@@ -225,14 +225,14 @@ def every_token(tokens):
 
 
 def largest(x, among, tokens, flag, share, rounding=math.ceil):
-    """1 for the tokens of `among` [B, T] with the largest x, else 0: for a share of the step's
-    tokens, the value of --flag, one at least if there are any. Equal contexts, as of a group's
-    first tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
+    """True for the tokens of `among` [B, T] with the largest x: for a share of the step's tokens,
+    the value of --flag, one at least if there are any. Equal contexts, as of a group's first
+    tokens, have numbers equal but for rounding, as the micro-batch has it: they tie."""
     require(0 < share <= 1, f"--{flag} must be above 0 and at most 1, not {share}")
     count = max(1, rounding(share * int(tokens.mask.sum())))
     ranked = x[among].sort(descending=True).values[:count]
     least = ranked[-1] if len(ranked) else x.new_tensor(math.inf)
-    return (among & (x >= least - TIED * least.abs())).to(x)
+    return among & (x >= least - TIED * least.abs())
 
 
 @whole_step
@@ -256,12 +256,12 @@ def by_probability(tokens, *, prob_alpha=0.3):
 def low_probability(tokens, *, prob_split=0.5):
     """w = 1 where pi_old <= prob_split, else 0"""
     require(0 < prob_split < 1, f"--prob_split must be between 0 and 1, not {prob_split}")
-    return (tokens.old_logprobs.exp() <= prob_split).to(tokens.entropy)
+    return tokens.old_logprobs.exp() <= prob_split
 
 
 def high_probability(tokens, *, prob_split=0.5):
     """w = 1 where pi_old > prob_split, else 0"""
-    return 1 - low_probability(tokens, prob_split=prob_split)
+    return ~low_probability(tokens, prob_split=prob_split)
 
 
 @whole_step
@@ -279,7 +279,7 @@ def opsm(tokens, *, opsm_delta=0.5):
     A failure that has become unlikely since is not pushed further. The paper gives no delta; TRL
     advises to start at 0.5, slime has 1e-4."""
     near = tokens.sequence_mean(-tokens.log_ratio.detach()) <= opsm_delta
-    return ((tokens.advantages >= 0) | near).to(tokens.entropy)
+    return (tokens.advantages >= 0) | near
 
 
 # The sampler's probabilities are not quite the trainer's. These selects correct for it, with any
@@ -335,7 +335,7 @@ def geometric_mask(tokens, *, geo_low=0.999, geo_high=1.001):
     """w = 1 where geo_low <= U^(1 / length) <= geo_high, else 0: verl's geo_rs; SkyRL: .99, 1.01"""
     mean = tokens.sequence_mean(sampler_log_ratio(tokens))
     kept, numbers = within(tokens, mean, "geo", geo_low, geo_high, drops=True)
-    return (kept > 0).to(mean), numbers
+    return kept > 0, numbers
 
 
 CORRECTIONS = token_truncate, token_mask, sequence_truncate, sequence_mask, geometric_mask
@@ -513,7 +513,7 @@ def clip_cov(tokens, *, cov_share=2e-4, cov_low=1.0, cov_high=5.0, eps_low=0.2, 
     free = tokens.mask & (loss == -tokens.ratio * tokens.advantages)
     eligible = free & (cov_low < cov) & (cov < cov_high)
     gone = largest(cov, eligible, tokens, "cov_share", cov_share, int)
-    return loss * (1 - gone), dict(cov_frac=tokens.mean(gone))
+    return loss * ~gone, dict(cov_frac=tokens.mean(gone))
 
 
 @whole_step
