@@ -40,7 +40,7 @@ def the_answer(completion):
 def arithmetic(text):
     """-> (exact value, numbers used) of an expression in + - * / ( ) and whole numbers. Raises
     Unparsed. The limits bound recursion and numbers."""
-    if len(text) > 200 or text.count("(") > 40 or not re.fullmatch(r"[-+*/()0-9\s]+", text):
+    if text.count("(") > 40 or not re.fullmatch(r"[-+*/()0-9\s]{1,200}", text):
         raise Unparsed("no short expression in + - * / ( ) and whole numbers")
     plain, numbers = re.sub(r"\b0+(?=[0-9])", "", " ".join(text.split())), []
 
