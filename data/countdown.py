@@ -35,10 +35,9 @@ def random_expression(rng, nums, operators):
         i = rng.randrange(len(terms) - 1)
         (left, a), (right, b) = terms[i], terms[i + 1]
         op = rng.choice(operators)
-        text = f"{left}{op}{right}"
-        outermost = len(terms) == 2  # needs no brackets
-        terms[i:i + 2] = [(text if outermost else f"({text})", OPERATIONS[op](a, b))]
-    return terms[0]
+        terms[i:i + 2] = [(f"({left}{op}{right})", OPERATIONS[op](a, b))]
+    text, value = terms[0]
+    return text[1:-1], value  # the outermost needs no brackets
 
 
 def puzzle(form, seed, index, split):
