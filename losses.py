@@ -494,7 +494,7 @@ def p3o(tokens, *, ess_cap=True, ess_kl=True):
 
 def dro(tokens, *, dro_beta=0.05):
     """L = -A log pi + (dro_beta / 2) (log rho)^2; the default is Tinker's"""
-    return -tokens.advantages * tokens.logprobs + dro_beta / 2 * tokens.log_ratio ** 2
+    return reinforce(tokens) + dro_beta / 2 * tokens.log_ratio ** 2
 
 
 def covariance(tokens):
