@@ -82,7 +82,7 @@ def require(holds, sentence):
 
 
 # the denominators: of the whole optimizer step, over all ranks
-StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts", defaults=[None])
+StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts")
 
 
 def step_size(mask, max_tokens, group=None):
