@@ -42,7 +42,8 @@ def gemma(tmp_path_factory):
                                         eos_token="<eos>", pad_token="<pad>")
     torch.manual_seed(0)
     model = Model.from_config(Gemma3TextConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=6,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, sliding_window=8,
         query_pre_attn_scalar=32, max_position_embeddings=256, bos_token_id=2, eos_token_id=1,
         pad_token_id=0))
