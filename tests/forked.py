@@ -34,16 +34,16 @@ def within(command, cwd, folder, variables):
     runpy.run_path(command[0], run_name="__main__")
 
 
-def script(*command, cwd=ROOT, ranks=1):
+def script(*command, cwd=ROOT, ranks=1, **variables):
     """Does what `python script.py flags` does in a folder -> subprocess.CompletedProcess. ranks: so
-    many, with the variables that torchrun sets; all end where one fails."""
+    many, with the variables that torchrun sets, and others; all end where one fails."""
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
     given = dict(WORLD_SIZE=ranks, MASTER_ADDR="localhost", MASTER_PORT=port)
     with tempfile.TemporaryDirectory() as folder:
         processes = [CONTEXT.Process(target=within, args=([*map(str, command)], str(cwd), folder, {
             name: str(x) for name, x in dict(given, RANK=rank, LOCAL_RANK=rank).items()
-            if ranks > 1})) for rank in range(ranks)]
+            if ranks > 1} | variables)) for rank in range(ranks)]
         for process in processes:
             process.start()
         code = 0

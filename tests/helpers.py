@@ -90,7 +90,7 @@ def torchrun(ranks, *command, timeout=1800, check=True, forks=False, **variables
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     env.update(variables, OMP_NUM_THREADS="1")
     for last in False, True:
-        done = script(*command, ranks=ranks) if forks else subprocess.run(
+        done = script(*command, ranks=ranks, **variables) if forks else subprocess.run(
             [sys.executable, *start, *map(str, command)], cwd=ROOT, text=True, capture_output=True,
             timeout=timeout, env=env)
         if last or "(SIGSEGV)" not in done.stderr:

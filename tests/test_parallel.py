@@ -92,7 +92,8 @@ def test_one_rank_by_hand_with_offload(small, tmp_path):
     """As Slurm's srun starts it: by the variables alone."""
     torchrun(1, "train.py", "--model", small(), "--out", tmp_path / "run", *SMALL, "--rollouts",
              "1", "--eval_every", "0", "--no-share_prompts", "--offload", "--entropy_coef", "0.01",
-             RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="29511")
+             RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="29511",
+             forks=True)
     record = read_rows(tmp_path / "run")[-1]
     assert record["optim/grad_norm"] > 0 and record["sampler/logp_absdiff_max"] < 1e-4
 
