@@ -106,18 +106,17 @@ def pool(module, size):
 
 def run_jobs(module, jobs, size):
     """-> the Result of each Job, in order. They run in `size` workers with `module`."""
-    results, numbers = [None] * len(jobs), iter(range(len(jobs)))
+    free = pool(module, size)
 
-    def work(worker):
-        for i in numbers:  # the next that no other worker has taken
-            results[i] = worker.run(jobs[i])
+    def work(job):
+        worker = free.pop()
+        try:
+            return worker.run(job)
+        finally:
+            free.append(worker)
 
     with ThreadPoolExecutor(size) as threads:
-        try:
-            list(threads.map(work, pool(module, size)))  # raises what a thread has raised
-        finally:
-            list(numbers)  # after Ctrl-C no worker takes another
-    return results
+        return list(threads.map(work, jobs))  # raises what a thread has raised; cancels the others
 
 
 # ------------------------------------------------------------------ the worker's side
