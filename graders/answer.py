@@ -91,13 +91,14 @@ BINDS = {kind: binds for binds, kinds in (
     (PRODUCT, "*/"), (IMPLICIT, ["FUNC", "matrix", "(", "["]),  # not the function's before them
     (DEGREES, "%°"), (SUFFIX, "!"), (POWER, "^")) for kind in kinds}
 ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
-SAID = {"(the set of )?(all )?real numbers|all reals": ("numbers", "R"),
-        "(the set of )?(all )?integers": ("numbers", "Z"),
-        "infinit(e|ely many)( \\w+s)?": ("const", "∞"), "(the )?empty ?set|"
-        "(there (is|are) )?no (such |real )*((solution|number|integer|function)s?|n)( exists?)?":
-        ("list", "{}", ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
-WORD = re.compile("(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$|sec.$))"
-                  "[A-Z]?(?=.*[aeiou])[a-z]{4,}")
+SAID = {**{name: num(number) for name, number in lexer.BASES.items()},
+        "(the set of )?(all )?real numbers( [a-z])?|(all|any|every) real( number)?s?( [a-z])?":
+        ("numbers", "R"), "(the set of )?(all )?integers": ("numbers", "Z"),
+        "infinit(e|ely many)( \\w+s)?": ("const", "∞"), "(the )?empty ?set|none|"
+        "(there (is|are) )?no ((such|real|integer) )*((solution|number|integer|function)s?|n)"
+        "( exists?)?": ("list", "{}", ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
+WORD = re.compile("(?i:none|one|two|six|ten)|(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$"
+                  "|sec.$))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
 
 class Parser:
@@ -140,8 +141,10 @@ class Parser:
             if self.kind == "run":  # sinxcosx
                 self.tokens[self.i:self.i + 1] = cut(self.text)
             binds, before = self.binds(), self.peek(-1).kind
-            if binds < least or self.kind == "num" and (  # 2^3 5^2
-                    before in ("num", "°", "%") and self.peek(-2).kind != "^"):
+            if binds < least or self.kind == "num" and (  # not 2 3, nor "at 3", but 2^3 5^2, ab 3^2
+                    before in ("num", "°", "%") and self.peek(-2).kind != "^" or
+                    before == self.peek(-2).kind == "name" and self.peek().gap and
+                    self.peek(1).kind != "^"):
                 break
             if node == num(0) and self.kind in (*LETTERS, "million"):
                 raise ValueError("letters behind 0")
@@ -252,7 +255,7 @@ class Parser:
                 name, closing = ROUNDED[token.kind]
                 return ("f", name, self.answer(closing))
             case "√":  # \sqrt[3]{x}, ∛x
-                index = self.answer("]") if self.take("[") else num(2 + (token.text == "∛"))
+                index = self.answer("]") if self.take("[") else num(2 + (token.text in "∛cbrt"))
                 return ("^", self.prefix(), ("/", num(1), index))
             case "frac" | "binom":
                 parts = self.prefix(), self.prefix()
@@ -332,8 +335,10 @@ def last_boxed(text):
         return ", ".join(dict.fromkeys(answers))
 
 
+PROSE = {*LETTERS, *"num unit % - / : square".split()}  # 15 to 19 years
 CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J]|(?<=\()[a-j](?=\) [^-+(]))[} ]*"
-                    r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=\( ?[A-Za-z]{3,}+(?!\w* ?[-+*/^=])))"
+                    r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=(?:is correct|only)\b"
+                    r"|\( ?[A-Za-z]{3,}+(?!\w* ?[-+*/^=])))"
                     r"((?![-+] |[+*/^=≈<>≤≥≠∈≡!]|\\(?![dt]?frac|sqrt|pi|\{|sin|cos|tan|log|ln|vec))"
                     r"(?!.*(?<![A-Za-z\\])[A-J](?![a-z])).*)", re.S)  # and not D. A
 BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
@@ -372,8 +377,8 @@ def read(text):
             value = picked[2] and read(picked[2])
             words = {*re.findall(r"(?<!\\)\b(?!(?:none|all) of the)[a-z]{2,}", picked[2].lower())}
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
-                    value[0] == "word" or value[0] != "unread" and all(
-                        x in lexer.NAMED or unit_name(x) for x in words)):
+                    value[0] == "word" and not value[1][0].isdigit() or value[0] != "unread" and (
+                        all(x in lexer.NAMED or unit_name(x) for x in words))):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(lexer.BASES.get(based[2], based[2])))
@@ -385,7 +390,9 @@ def read(text):
             return ("where", value, ("name", where[3]), numbers)
         return with_signs(found)
     except (ValueError, RecursionError, ZeroDivisionError):
-        return ("unread", " ".join(t.text for t in tokens(text)))
+        kinds = {t.kind for t in found}
+        kind = "word" if kinds & {"run", "word"} and kinds <= PROSE else "unread"
+        return (kind, " ".join(t.text for t in tokens(text)))
 
 
 def with_signs(found):

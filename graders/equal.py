@@ -1,8 +1,7 @@
 """Are two mathematical answers the same? Rules for two typed values (answer.read).
 
 Expressions are compared at points. A value is a Fraction where it is rational, else a number of
-200 digits: a sum that is less than 10^-100 of its terms is their rounding, and 0.
-"""
+200 digits: a sum that is less than 10^-100 of its terms is their rounding, and 0."""
 
 import itertools
 import math
@@ -81,7 +80,7 @@ FUNCTIONS = {
        for name in (*WORDS["FUNC"], "Gamma")},
     "+": lambda x, y: x + y if exact(x, y) else rounded(x + y, x, y),
     "*": operator.mul, "/": operator.truediv, "^": power,
-    "abs": abs, "ln": mp.ln, "exp": lambda x: power(+mp.e, x),
+    "abs": abs, "ln": mp.ln, "log2": lambda x: mp.log(x, 2), "exp": lambda x: power(+mp.e, x),
     "floor": lambda x: x - x % 1, "ceil": lambda x: x + -x % 1,
     "choose": partial(whole, math.comb), "factorial": partial(whole, math.factorial),
     "factorial2": partial(whole, lambda n: math.prod(range(n, 0, -2)))}
@@ -215,7 +214,7 @@ def label(node):
             return re.fullmatch("[A-Z]+|[A-Z][a-z]{2,}(?: [A-Za-z]+)*", text) and (
                 {*text.lower().split()}.isdisjoint(WORDS["NO NAMES"] + WORDS["DOUBTS"]))
         case ("/", *parts) | ("list", _, parts):
-            return all(map(label, parts))
+            return parts and all(map(label, parts))
         case ("*", ("^", _, ("num", -1)), _):
             return True
         case ("*", left, right):
@@ -416,7 +415,8 @@ def words(a, b):
             return xs == [num(x) for x in text.split(":") if x.isdigit()]  # 9:16 is a ratio, too
         case ("word", x, *_), ("word", y, *_):
             mine, its = (t.lower() if re.fullmatch(no_points, t) else t for t in (x, y))
-            return mine == its or (False if word.fullmatch(x) or word.fullmatch(y) else None)
+            return its in (mine, re.sub(r"(?<=\d)[ap]m$", "", mine)) or (  # 12:50 PM
+                False if word.fullmatch(x) or word.fullmatch(y) else None)
 
 
 def lists(a, b):

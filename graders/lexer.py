@@ -32,16 +32,16 @@ UNITS = {prefix + name: short + symbol for prefix, short in aliases("PREFIXES").
 UNITS |= aliases("COUNTED")
 NUMBERS, NAMED_SETS, SQUARES, BASES = map(aliases, ("NUMBERS", "SETS", "SQUARES", "BASES"))
 PIECE = re.compile(r"""
-    (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta|sqrt|omega|alpha)(?=[a-z]{4})
+    (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta|sqrt|omega|alpha|only)(?=[a-z]{4})
         |\A[\s$]*(?:\\left\{)?\ *(?P<x>\\?[a-z]+)\ *(?:[|:]|\\mid)  # {x | x > 2}
             (?=[^=|]*(?:[<>≤≥≠]|\\[lgn]eq?(?:slant)?(?![a-z]))[^=|]*\Z)(?=.*(?P=x))
         |(?:(?<=\\\{)|(?<=\\lbrace))[\s$]*(?P<y>[a-z]|\\(?!l[no]|sin|cos)[a-z]+)  # \{x : x > 2\}
             (?:\s*(?:\\in|∈)\s*(?:\\math[a-z]+\s*\{?\s*R\s*\}?|ℝ|R))?(?:[\s~$]|\\[,;:!\ ])*
             (?:\\middle|\\left)?(?:[|:∣]|\\mid|\\vert|\\colon)(?:\\right\.)?(?=.*(?P=y))
-        |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))
+        |\s+|~|\\[,;:!>\ ]|\\q?quad|\\+\Z|&(?=\s*=)|,(?=\s*\\(?:\\|end))|\bRs\.?\ *(?=[0-9])
         |(?<![\w)}])(?<![\w)}]\ )(?<![0-9]\.)\*\*|\*\*(?=[*.\s]*$)  # Markdown's
         |\A(?:=|\\therefore(?![a-z]))|(?<=array\})\ *\{[lcr|\ ]+\}|\\(?:text)?color\ *\{\w+\}
-        |\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)|\bRs\.?\ *(?=[0-9])
+        |\\tag\*?\ *\{[^{}]*\}|\bm\ *(?=\\angle|∠)|(?<=[a-z0-9])\.(?![.0-9])|\\\\(?=\s*\\end)
         |[.,;。](?!\s*\.\.)(?=(?:[\s$.,;。}*]|\\[)\]]){0,9}\Z)|(?:np|math)\.(?=[a-z])|Matrix(?=\()
         |[,(\ ]{1,4}+(?=(?:\\(?:text|mathrm)\ *\{)?\ *(?:\\[pb]?)?mod(?![a-z]))
         |(?<=[0-9])\ *\^?\ *\{?\ *(?:\\(?:text|mathrm)\ *\{\ *)?(?:st|nd|rd|th)\b(?:[\ }]*\})?)
@@ -65,7 +65,7 @@ PIECE = re.compile(r"""
         (?=\ *\{\ *(?:\\mathrm\ *\{)?d))
     |(?P<name>\\[dt]?frac\ *\{\ *(?:\\mathrm\ *\{d\}|d)(?:[^{}+-]|[_^]\ *\{\w+\})*\}
         \ *\{\ *(?:\\mathrm\ *\{d\}|d)\ *\\?[A-Za-z]+\ *(?:\^\ *\{?\d\}?)?\ *\}
-        |(?:(?<=P\()|(?<=P\}\()|(?<=P\\left\())[^()=]{1,60}?(?:\||\\mid|\\vert)
+        |(?:(?<=P\()|(?<=Pr\()|(?<=P\}\()|(?<=P\\left\())[^()=]{1,60}?(?:\||\\mid|\\vert)
             [^()=]{1,60}?(?=(?:\\right)?\))  # given
         |\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
             (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
@@ -73,8 +73,8 @@ PIECE = re.compile(r"""
     |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
     |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
     |(?P<cell_if>&\s*(?:\\(?:q?quad|[,; ])\s*)*(?:\\text\ *\{\s*(?:if|when|for)\ *(?=[^{}]*\})\}?
-        |(?:if|when)\b))
-    |(?P<row>(?:\\\\|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
+        |(?:if|when)\b))|(?P<is_equal>(?:(?<=\))|(?<=\)\ ))(?:\\equiv(?![a-z])|≡)(?!.*mod))
+    |(?P<row>(?:(?:\\\\)+|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
     |(?P<vector_begins>(?:(?<=[$=])|(?<=[$=]\ )|\A)<(?=[^<>,]+,[^<>]+>[\s$.]*\Z))  # <1, 2>
     |(?P<numbers>(?:\\mathbb\ *\{?\ *[NZQRC]\ *\}?|[ℝℕℤℚℂ]|\A\s*\\mathbf\ *\{R\}(?=[\s.]*\Z)
         |(?:(?<=\\in)|(?<=\\in\ )|(?<=∈)|(?<=∈\ ))(?:\\(?:text|math(?:bf|rm))\ *\{?\ *)?
@@ -90,7 +90,8 @@ PIECE = re.compile(r"""
     |(?P<sign>\\(?:[lg]eq(?:slant)?|pi|theta|l(?:n|og)|(?:arc)?(?:sin|cos|tan)|cdot)  # \cosx
             (?=[a-gi-prt-zA-Z](?![A-Za-z]))|[aApP]\.\ ?[mM]\b|per\ cent|\\\{\s*\\\}|US\\\$|\\not\ *=
         |(?<=[0-9]\ )out\ of(?=\ [0-9]+[\s.$]*\Z)|\\mathbb\ *\{?\ *[EP]\ *\}?|\{[,:]\}|\*\*|\+/-
-        |\\(?:text|mathrm)[a-z]*\ (?=\{)|\\?[A-Za-z]+|\\.|[<>!]=|&&|\.\.\.|.)""", re.X | re.S)
+        |\\(?:text|mathrm)[a-z]*\ (?=\{)|log(?:2|10)(?=\ ?\()|\\?[A-Za-z]+|\\.|[<>!]=
+        |&&|\.\.\.|.)""", re.X | re.S)
 
 LETTERS = ("word", "run", "name")
 UNSEEN = ("skip", "FONT")  # these only part tokens
@@ -120,8 +121,8 @@ def read_piece(kind, piece, font=False):
             letter, *more = re.findall("[A-Z*+>]|ast", unicodedata.normalize("NFKC", piece))
             return kind, letter + "+" * bool(more)  # N^*
         case "name" | "mark" | "sub":
-            return kind, re.sub(r"\A(?:\^|\\[dt]?frac)|\\(?:text|mathrm|mid|vert|rm|triangle)\b"
-                                r"|[| {}]|(\\?[A-Za-z]+|[∠′’])",
+            return kind, re.sub(r"\A(?:\^|\\[dt]?frac)|\\(?:text|mathrm|rm|triangle)\b"
+                                r"|\\[,;:! ]|[ {}]|(\\?[A-Za-z]+|[∠′’])",
                                 lambda m: m[1] and KINDS.get(m[1], m[1].strip("\\")) or "", piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
@@ -144,7 +145,7 @@ def cut(run):
 def tokens(text):
     """-> the Tokens of a text, without its markup."""
     if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|in |[{}])", r"\\", text)  # it was escaped twice
+        text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|(?:in|[lgn]e) |[{}])", r"\\", text)  # escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, fonts, before, at = [Token("")] * 2, [], "", 0  # fonts: is each open brace a font's?
