@@ -1,8 +1,7 @@
 """Reading problems: from the Hub, from local JSONL files with the Hub's fields, from a user's file.
 
 A fault in a row is a DataError that names the file and the line. The Hub's cache is HF_HOME;
-HF_HUB_OFFLINE=1 reads the cache alone.
-"""
+HF_HUB_OFFLINE=1 reads the cache alone."""
 
 import json
 import os

@@ -1,8 +1,7 @@
 """Sampling with transformers, behind the calls of sampler.VLLMSampler.
 
 A prompt is computed once: its keys and values are repeated for its completions. Completions that
-have ended leave the batch, a tenth of it at a time.
-"""
+have ended leave the batch, a tenth of it at a time."""
 
 import inspect
 from functools import partial

@@ -2,8 +2,7 @@
 
 On Linux `unshare` gives a program its own process tree, network (none) and file system (the
 interpreter, read-only, and an empty /tmp in memory). Where this user cannot have all three, a
-program is refused, or runs with limits alone if the user asks for that.
-"""
+program is refused, or runs with limits alone if the user asks for that."""
 
 import functools
 import json
