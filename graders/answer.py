@@ -28,7 +28,7 @@ run of letters, their product), ("numbers", letter), ("+" "*" "/" or "^", left, 
 function, arguments ...), ("where", value, name, set), ("choice", letter, value), ("based", digits,
 base); or one with parts: ("list", separator or brackets, parts), ("chain", relations, parts), ("∪"
 "∩" or "∖", "", parts). A unit is a name with a space in front. What the grammar does not take is
-("unread", text).
+("prose", text) where it is words and numbers, as 15 to 19 years, else ("unread", text).
 """
 
 import functools
@@ -335,7 +335,7 @@ def last_boxed(text):
         return ", ".join(dict.fromkeys(answers))
 
 
-PROSE = {*LETTERS, *"num unit % - / : square".split()}  # 15 to 19 years
+PROSE = {*LETTERS, *"num unit % - / : square".split()}
 CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J]|(?<=\()[a-j](?=\) [^-+(]))[} ]*"
                     r"(?:(?:[):]|\.(?!\d))[} ]*+|$|(?<= )(?=(?:is correct|only)\b"
                     r"|\( ?[A-Za-z]{3,}+(?!\w* ?[-+*/^=])))"
@@ -377,8 +377,8 @@ def read(text):
             value = picked[2] and read(picked[2])
             words = {*re.findall(r"(?<!\\)\b(?!(?:none|all) of the)[a-z]{2,}", picked[2].lower())}
             if not value or words.isdisjoint(WORDS["DOUBTS"]) and (
-                    value[0] == "word" and not value[1][0].isdigit() or value[0] != "unread" and (
-                        all(x in lexer.NAMED or unit_name(x) for x in words))):
+                    value[0] == "word" or value[0] != "unread" and all(
+                        x in lexer.NAMED or unit_name(x) for x in words)):
                 return ("choice", picked[1], value)
         if based := BASED.fullmatch(whole):
             return ("based", based[1], int(lexer.BASES.get(based[2], based[2])))
@@ -391,7 +391,7 @@ def read(text):
         return with_signs(found)
     except (ValueError, RecursionError, ZeroDivisionError):
         kinds = {t.kind for t in found}
-        kind = "word" if kinds & {"run", "word"} and kinds <= PROSE else "unread"
+        kind = "prose" if kinds & {"run", "word"} and kinds <= PROSE else "unread"
         return (kind, " ".join(t.text for t in tokens(text)))
 
 

@@ -413,7 +413,7 @@ def words(a, b):
             return tag != "or" and sorted(items) == [("name", x) for x in text]
         case (("word", text, *_), ("/", *xs)) | (("/", *xs), ("word", text, *_)) if ":" in text:
             return xs == [num(x) for x in text.split(":") if x.isdigit()]  # 9:16 is a ratio, too
-        case ("word", x, *_), ("word", y, *_):
+        case ("word" | "prose", x, *_), ("word" | "prose", y, *_):
             mine, its = (t.lower() if re.fullmatch(no_points, t) else t for t in (x, y))
             return its in (mine, re.sub(r"(?<=\d)[ap]m$", "", mine)) or (  # 12:50 PM
                 False if word.fullmatch(x) or word.fullmatch(y) else None)
