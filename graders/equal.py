@@ -512,5 +512,5 @@ def check_read(pred, gold):
     """Raises UnparsedGold or Unparsed where the grammar does not take one of two answers."""
     if not readable(gold):
         raise UnparsedGold(gold)
-    if read(str(pred))[0] == "unread":
+    if read(str(pred))[0] in ("unread", "prose"):
         raise Unparsed(pred)

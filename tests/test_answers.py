@@ -188,6 +188,8 @@ def test_unreadable_golds_are_counted_and_a_gold_has_a_minute(monkeypatch):
     gold = "\\frac{1}{2"
     assert not any(map(readable, (gold, "nan", "-inf", ""))) and all(
         map(readable, ("\\frac{1}{2}", "Evelyn")))
+    _, counters = counted([dict(verifier="math", answer="6")], [["\\boxed{2 to 3}", "\\boxed{5}"]])
+    assert counters["unparsed_answer"] == 1  # the prose
     found, counters = counted([dict(verifier="math", answer=gold)], [["\\boxed{5}", "no box"]])
     assert found == [[0.0, 0.0]] and REWARDS["math"]("\\boxed{6}", gold) == 0
     assert counters["unparsed_gold"] == 1 and counters["unparsed_answer"] == 1
