@@ -145,7 +145,7 @@ def cut(run):
 def tokens(text):
     """-> the Tokens of a text, without its markup."""
     if "\\begin" not in text:
-        text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|(?:in|[lgn]e) |[{}])", r"\\", text)  # escaped twice
+        text = re.sub(r"\\\\(?=[A-Za-z]{3}|pi|in |[{}])", r"\\", text)  # escaped twice
     for signs, form in WRITTEN_OUT.items():
         text = re.sub(signs, lambda m: form % unicodedata.normalize("NFKC", m[0]), text)
     found, fonts, before, at = [Token("")] * 2, [], "", 0  # fonts: is each open brace a font's?
