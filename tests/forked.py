@@ -15,11 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "transformers.models.auto.auto_factory",
-                                "transformers.models.qwen2.modeling_qwen2", "matplotlib.pyplot",
-                                # what is not installed is left out
-                                "vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker",
-                                "vllm.model_executor.models.qwen2"])
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # as vllm_settings does; read at its import
+                                "transformers.models.qwen2.modeling_qwen2", "matplotlib.pyplot"])
 
 
 def within(command, cwd, folder, variables):
