@@ -306,6 +306,11 @@ def test_what_is_logged_by_hand():
         expected[f"ratio_std/bin{i}"], expected[f"bin_frac/bin{i}"] = std, share
     metrics = step_metrics(row("grpo", select="token_truncate"), tokens, 6, kl_coef=0.1)
     assert {k: v.item() for k, v in metrics.items()} == pytest.approx(expected, abs=1e-7)
+    # ratios are of completions with A other than 0, failures too
+    three = tokens_of([[0.5]] * 3, [[0.25], [0.4], [0.1]], [[1], [-1], [0]])
+    three = step_metrics("grpo", three, 6)
+    assert [three[f"ratio_{x}"].item() for x in ("min", "mean", "max")] == pytest.approx(
+        [1.25, 1.625, 2])
     # a number of an objective keeps its name
     mine = replace(METHODS["rloo"], objective=lambda t: (-t.advantages * t.ratio, dict(ess=7.0)))
     assert step_metrics(mine, random_tokens(), 7)["ess"] == 7
@@ -643,6 +648,7 @@ def test_rows_are_put_together_from_cells():
     # the row's own values are those of its own cells
     assert row("dapo", objective="gspo").flags == METHODS["gspo"].flags
     assert row("dapo", objective="ppo_clip") == METHODS["dapo"]
+    assert [axis for axis in losses.AXES if "token_mask" in losses.cells(axis)] == ["select"]
     mixed = row("fade", objective="p3o", aggregate="token_mean")
     assert (mixed.advantage, mixed.objective, mixed.aggregate) == (
         METHODS["fade"].advantage, METHODS["p3o"].objective, losses.token_mean)
