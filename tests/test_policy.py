@@ -309,6 +309,13 @@ def test_what_the_entropy_bonus_adds(model, batch, monkeypatch):
     assert low + high == pytest.approx(both) and low < 0 and high < 0
 
 
+@pytest.mark.parametrize("name, passes", [("grpo", 1), ("ar_lopti", 2)])
+def test_each_pass_deals_out_each_row_once(batch, name, passes):
+    dealt = [rows for rows, _ in policy.minibatches(batch, METHODS[name], 3, seed=0, rollout=1)]
+    assert [sorted(torch.cat(dealt[k:k + 3]).tolist()) for k in range(0, len(dealt), 3)] == [
+        [*range(ROWS)]] * passes
+
+
 def test_gradients_are_added_to_those_that_are_there(model, batch, monkeypatch):
     once, _ = gradient(model, batch, METHODS["grpo"], 3, monkeypatch)
     policy.backward(model, batch, METHODS["grpo"], 9)
