@@ -81,17 +81,6 @@ def require(holds, sentence):
         raise ValueError(sentence)
 
 
-# the denominators: of the whole optimizer step, over all ranks
-StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts")
-
-
-def step_size(mask, max_tokens, group=None):
-    """Counts the tokens in mask [B, T], the completions that have at least one of them, and, with
-    group [B, T], the tokens of each prompt, a tensor by its number in group."""
-    prompts = None if group is None else group[mask].bincount(minlength=int(group.max()) + 1)
-    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens, prompts)
-
-
 def whole_step(f):
     """Marks a function whose value at one token depends on other tokens of the optimizer step:
     engine.policy.backward shows it the whole step, however small the micro-batches are."""
@@ -528,6 +517,17 @@ def kl_cov(tokens, *, cov_share=2e-4, cov_kl=1.0):
 
 # ---------------------------------------------------------------------------- axis 4: aggregate
 # (loss [B, T], mask [B, T], StepSize of the step) -> scalar; an argument group gets Tokens.group
+
+# the denominators: of the whole optimizer step, over all ranks
+StepSize = namedtuple("StepSize", "completions tokens max_tokens prompts")
+
+
+def step_size(mask, max_tokens, group=None):
+    """Counts the tokens in mask [B, T], the completions that have at least one of them, and, with
+    group [B, T], the tokens of each prompt, a tensor by its number in group."""
+    prompts = None if group is None else group[mask].bincount(minlength=int(group.max()) + 1)
+    return StepSize(int(mask.any(1).sum()), int(mask.sum()), max_tokens, prompts)
+
 
 def seq_mean(loss, mask, size):
     """mean over completions of the mean over their tokens"""

@@ -1,5 +1,5 @@
-"""How completions go through the model: the places of their tokens, attention, the LM head in
-chunks of tokens, and how many go at once. Two layouts:
+"""How completions go through the model: how many at once, the places of their tokens, attention,
+and the LM head in chunks of tokens. Two layouts:
 
     padded   [N, L]: prompt, completion, padding on the right
     shared   [1, places]: each prompt once, end to end, then the completions of all of them; a
@@ -20,6 +20,40 @@ def places_of(lengths):
     """-> row and column of each place in rows of these lengths, row by row."""
     place = torch.arange(int(lengths.max()), device=lengths.device)
     return (place < lengths[:, None]).nonzero(as_tuple=True)
+
+
+def micro_batches(batch, budget, layout="padded", ranks=1, among=None):
+    """Lists of rows, all or those `among`, of at most `budget` tokens each, like lengths together.
+
+    Padding counts. A shared prompt counts once, and a sixteenth of it for each completion, which
+    copies its keys and values. A larger group is cut, and its prompt computed in each part; a
+    larger row is alone. The number of lists is a multiple of `ranks`, some of them empty: a rank
+    that went through the sharded model once more would wait forever."""
+    prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
+    lengths = batch.lengths.tolist()
+    group = batch.group.tolist() if layout == "shared" else range(len(lengths))
+
+    def cost(rows):
+        if layout == "padded":
+            return len(rows) * lengths[rows[0]]
+        return (sum({group[r]: prompts[r] for r in rows}.values())
+                + sum(completions[r] + prompts[r] // 16 for r in rows))
+
+    groups, parts = {}, []
+    for row in sorted(among or range(len(lengths)), key=lambda r: -lengths[r]):
+        groups.setdefault(group[row], []).append(row)
+    for together in groups.values():
+        if not parts or cost(parts[-1] + together) > budget:
+            parts.append([])
+        for row in together:
+            if parts[-1] and cost([*parts[-1], row]) > budget:
+                parts.append([])
+            parts[-1].append(row)
+    while len(parts) % ranks:
+        rows = max(parts, key=len)
+        at, half = parts.index(rows), len(rows) // 2
+        parts[at:at + 1] = rows[:half], rows[half:]
+    return parts
 
 
 def lay(batch, name, by_kernel=False):
@@ -265,37 +299,3 @@ class HeadLogprobs(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
         return d_hidden, d_weight, d_bias, *[None] * 4  # autograd casts them to the inputs' dtypes
-
-
-def micro_batches(batch, budget, layout="padded", ranks=1, among=None):
-    """Lists of rows, all or those `among`, of at most `budget` tokens each, like lengths together.
-
-    Padding counts. A shared prompt counts once, and a sixteenth of it for each completion, which
-    copies its keys and values. A larger group is cut, and its prompt computed in each part; a
-    larger row is alone. The number of lists is a multiple of `ranks`, some of them empty: a rank
-    that went through the sharded model once more would wait forever."""
-    prompts, completions = batch.prompt_len.tolist(), batch.completion_len.tolist()
-    lengths = batch.lengths.tolist()
-    group = batch.group.tolist() if layout == "shared" else range(len(lengths))
-
-    def cost(rows):
-        if layout == "padded":
-            return len(rows) * lengths[rows[0]]
-        return (sum({group[r]: prompts[r] for r in rows}.values())
-                + sum(completions[r] + prompts[r] // 16 for r in rows))
-
-    groups, parts = {}, []
-    for row in sorted(among or range(len(lengths)), key=lambda r: -lengths[r]):
-        groups.setdefault(group[row], []).append(row)
-    for together in groups.values():
-        if not parts or cost(parts[-1] + together) > budget:
-            parts.append([])
-        for row in together:
-            if parts[-1] and cost([*parts[-1], row]) > budget:
-                parts.append([])
-            parts[-1].append(row)
-    while len(parts) % ranks:
-        rows = max(parts, key=len)
-        at, half = parts.index(rows), len(rows) // 2
-        parts[at:at + 1] = rows[:half], rows[half:]
-    return parts

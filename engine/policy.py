@@ -80,6 +80,25 @@ def make_batch(groups, device="cpu"):
         group=torch.tensor(numbers, device=device))
 
 
+def shuffled_shares(count, steps, seed, rollout, together=1):
+    """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
+    generator = torch.Generator().manual_seed(parallel.seed_of("shuffle", seed, rollout))
+    pieces = torch.randperm(count // together, generator=generator)
+    return torch.arange(count).view(-1, together)[pieces].flatten().chunk(steps)
+
+
+def minibatches(batch, method, steps, seed, rollout, together=1):
+    """Yields the rows and the weighted Batch of each optimizer step of each pass of the method."""
+    shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
+    scored = batch.tokens(batch.old_logprobs, batch.entropy)  # at ratio 1
+    for weigh in method.passes:
+        weighted = replace(batch, weight=method.call(weigh, scored))
+        for rows in shares:
+            minibatch = weighted.rows(rows)
+            if minibatch.mask.any():  # --mask_truncated may leave no token: the step is left out
+                yield rows, minibatch
+
+
 class Policy(torch.nn.Module):
     """A causal language model: completions in, log probabilities and entropies out.
 
@@ -117,25 +136,6 @@ class Policy(torch.nn.Module):
             self.temperature, self.head_dtype == "float32", self.chunk)
         places = forward.places_of(batch.completion_len)  # batch.mask may leave out some of them
         return tuple(x.new_zeros(batch.mask.shape).index_put(places, x) for x in outputs)
-
-
-def shuffled_shares(count, steps, seed, rollout, together=1):
-    """-> the rows of each optimizer step. `together` consecutive rows stay in one step."""
-    generator = torch.Generator().manual_seed(parallel.seed_of("shuffle", seed, rollout))
-    pieces = torch.randperm(count // together, generator=generator)
-    return torch.arange(count).view(-1, together)[pieces].flatten().chunk(steps)
-
-
-def minibatches(batch, method, steps, seed, rollout, together=1):
-    """Yields the rows and the weighted Batch of each optimizer step of each pass of the method."""
-    shares = shuffled_shares(len(batch.ids), steps, seed, rollout, together)
-    scored = batch.tokens(batch.old_logprobs, batch.entropy)  # at ratio 1
-    for weigh in method.passes:
-        weighted = replace(batch, weight=method.call(weigh, scored))
-        for rows in shares:
-            minibatch = weighted.rows(rows)
-            if minibatch.mask.any():  # --mask_truncated may leave no token: the step is left out
-                yield rows, minibatch
 
 
 def rank_micro_batches(policy, batch, among=None):

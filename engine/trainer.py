@@ -41,27 +41,6 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(parallel.device().type,
                                            enabled=policy.dtype == "float16")
 
-    @classmethod
-    def load(cls, model, eos, probe, method, compute, *, weights=None, kl_coef=0.0, teacher=None,
-             **training):
-        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0.
-
-        compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
-        come with its state, on top of the model's own weights. teacher: another folder or id.
-        training: of Trainer. Raises ValueError as loading.load does."""
-        second = bool(kl_coef and not compute.lora_rank)
-        policy = loading.load(model if compute.lora_rank else weights or model, eos, probe, compute,
-                              beside=second + bool(teacher))
-        trainer = cls(policy, method, kl_coef=kl_coef, **training)
-        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
-        if second:
-            trainer.reference = loading.load(model, eos, probe, alike, frozen=True)
-        elif kl_coef:
-            trainer.reference = loading.WithoutAdapters(policy)
-        if teacher:
-            trainer.teacher = loading.load(teacher, eos, probe, alike, frozen=True)
-        return trainer
-
     def step(self, minibatch):
         """One optimizer step on a Batch, whose gradient is added to .grad. Returns its metrics.
 
@@ -90,6 +69,27 @@ class Trainer:
         self.steps_taken += not overflow
         self.optimizer.zero_grad()  # to None, now: the sampler needs the memory
         return metrics
+
+    @classmethod
+    def load(cls, model, eos, probe, method, compute, *, weights=None, kl_coef=0.0, teacher=None,
+             **training):
+        """-> the Trainer of a model's folder or id, with a reference where kl_coef is not 0.
+
+        compute: a loading.Compute. weights: the folder of a checkpoint to continue from. Adapters
+        come with its state, on top of the model's own weights. teacher: another folder or id.
+        training: of Trainer. Raises ValueError as loading.load does."""
+        second = bool(kl_coef and not compute.lora_rank)
+        policy = loading.load(model if compute.lora_rank else weights or model, eos, probe, compute,
+                              beside=second + bool(teacher))
+        trainer = cls(policy, method, kl_coef=kl_coef, **training)
+        alike = replace(compute, budget=policy.budget, lora_rank=0, activation_checkpointing=False)
+        if second:
+            trainer.reference = loading.load(model, eos, probe, alike, frozen=True)
+        elif kl_coef:
+            trainer.reference = loading.WithoutAdapters(policy)
+        if teacher:
+            trainer.teacher = loading.load(teacher, eos, probe, alike, frozen=True)
+        return trainer
 
     def weights(self, merged=True):
         """Yields name and whole weight, adapters merged or beside; every rank must take all."""

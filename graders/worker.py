@@ -132,7 +132,7 @@ def graded(call, name, arguments):
         return [0.0, (e.kind, "")]
     except Exception as e:  # A verifier's bug must not look like a wrong answer.
         places = [f"{frame.f_code.co_filename}, line {line}"
-                  for frame, line in walk_tb(e.__traceback__)][1:]  # the first is of `call`
+                  for frame, line in walk_tb(e.__traceback__)][1:]  # without this function's
         own = [place for place in places if "/lib/python" not in place]  # of no package
         return [0.0, ("error", f"{type(e).__name__}: {str(e)[:400]} "
                                f"({(own or places or ['its result'])[-1]})")]

@@ -32,6 +32,33 @@ def differing(old, new):
     return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
 
+def save(run):
+    """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
+    last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
+    trainer, settings = run.trainer, settings_of(run.args.model)
+    settings |= {name: x for name in OF_A_CHECKPOINT if (x := run.flags[name]) is not None}
+    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
+               if name not in trainer.policy.model.all_tied_weights_keys}  # a tied head's
+    kept = {name: getattr(run, name) for name in OF_RUN}
+    kept["pending"] = [(asdict(batch), *rest) for batch, *rest in run.pending]
+    content = dict(run=kept, trainer=trainer.state())
+    aside = run.out / "checkpoints" / "unfinished"
+    folder = aside.with_name(f"rollout_{run.rollout:06d}")
+
+    def write_folder():
+        try:
+            with writing(folder, aside):  # it renames aside to folder at its end
+                trainer.policy.model.save_pretrained(aside, state_dict=weights)
+                run.tokenizer.save_pretrained(aside)
+                torch.save(content, aside / "trainer.pt")
+                write(aside / "recipe.json", json.dumps(dict(settings=settings)))
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        for old in checkpoint_folders(run.out)[:-run.args.keep]:
+            shutil.rmtree(old.rename(aside), ignore_errors=True)  # NFS keeps open files
+    parallel.on_rank0(write_folder)
+
+
 @refusing()
 def compare_with_saved(args, checksums, roots):
     """Prints a resumed run's changed flags; refuses those that change training; --force allows all
@@ -101,33 +128,6 @@ def restore(args, trainer):
         raise RunFailed(f"{folder}/trainer.pt cannot be read ({e!r}): if it is damaged, --resume "
                         "continues from the checkpoint before, once this folder is renamed; if "
                         "another version wrote it, its commit is in config.json") from None
-
-
-def save(run):
-    """Writes a Run's checkpoint aside and renames it, so that a folder of its name is whole. The
-    last --keep stay. Raises OSError, and then leaves the checkpoints before it."""
-    trainer, settings = run.trainer, settings_of(run.args.model)
-    settings |= {name: x for name in OF_A_CHECKPOINT if (x := run.flags[name]) is not None}
-    weights = {name: parallel.rank() == 0 and w.cpu() for name, w in trainer.weights()  # all take
-               if name not in trainer.policy.model.all_tied_weights_keys}  # a tied head's
-    kept = {name: getattr(run, name) for name in OF_RUN}
-    kept["pending"] = [(asdict(batch), *rest) for batch, *rest in run.pending]
-    content = dict(run=kept, trainer=trainer.state())
-    aside = run.out / "checkpoints" / "unfinished"
-    folder = aside.with_name(f"rollout_{run.rollout:06d}")
-
-    def write_folder():
-        try:
-            with writing(folder, aside):  # it renames aside to folder at its end
-                trainer.policy.model.save_pretrained(aside, state_dict=weights)
-                run.tokenizer.save_pretrained(aside)
-                torch.save(content, aside / "trainer.pt")
-                write(aside / "recipe.json", json.dumps(dict(settings=settings)))
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        for old in checkpoint_folders(run.out)[:-run.args.keep]:
-            shutil.rmtree(old.rename(aside), ignore_errors=True)  # NFS keeps open files
-    parallel.on_rank0(write_folder)
 
 
 def rewind(out, rollout):

@@ -72,6 +72,34 @@ def checkpoint_folders(out):
     return sorted((out / "checkpoints").glob("rollout_" + 6 * "[0-9]"))
 
 
+def global_names(scope):
+    """The names in a symtable's scope that are not local to it, or to one within."""
+    found = {x.get_name() for x in scope.get_symbols() if x.is_global()}
+    return found.union(*map(global_names, scope.get_children()))
+
+
+def reached(tree, roots):
+    """-> {name: its text, without comments and layout} of what these names, as METHODS['fade'],
+    reach by name in a module's tree: functions, classes and rows of tables."""
+    nodes, found, waiting = {}, {}, [*roots]
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                nodes[node.name] = node
+            case ast.Assign([ast.Name(table)], ast.Dict(keys, rows)):
+                nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
+            case ast.Assign([ast.Name()], ast.Tuple([ast.Name(), *_]) | ast.Set([ast.Name(), *_])):
+                pass  # a list of functions: a new one changes no run
+            case ast.Assign([ast.Name() | ast.Subscript() as target], value):
+                nodes[ast.unparse(target)] = value  # or a row, below its table
+    while waiting:
+        name = waiting.pop()
+        if node := nodes.pop(name, None):
+            found[name] = ast.unparse(node)
+            waiting += global_names(symtable.symtable(found[name], name, "exec"))
+    return found
+
+
 def folder_fault(model):
     """A sentence on a path that is no model's folder; None for one that is, or an id of the Hub."""
     folder = Path(model)
@@ -130,34 +158,6 @@ def read_groups(path, problems, n=None, flag=None, size=1):
 
 def checksum_of_problems(problems):
     return zlib.crc32(json.dumps(problems, sort_keys=True, default=str).encode())
-
-
-def global_names(scope):
-    """The names in a symtable's scope that are not local to it, or to one within."""
-    found = {x.get_name() for x in scope.get_symbols() if x.is_global()}
-    return found.union(*map(global_names, scope.get_children()))
-
-
-def reached(tree, roots):
-    """-> {name: its text, without comments and layout} of what these names, as METHODS['fade'],
-    reach by name in a module's tree: functions, classes and rows of tables."""
-    nodes, found, waiting = {}, {}, [*roots]
-    for node in tree.body:
-        match node:
-            case ast.FunctionDef() | ast.ClassDef():
-                nodes[node.name] = node
-            case ast.Assign([ast.Name(table)], ast.Dict(keys, rows)):
-                nodes |= {f"{table}[{ast.unparse(k)}]": x for k, x in zip(keys, rows) if k}
-            case ast.Assign([ast.Name()], ast.Tuple([ast.Name(), *_]) | ast.Set([ast.Name(), *_])):
-                pass  # a list of functions: a new one changes no run
-            case ast.Assign([ast.Name() | ast.Subscript() as target], value):
-                nodes[ast.unparse(target)] = value  # or a row, below its table
-    while waiting:
-        name = waiting.pop()
-        if node := nodes.pop(name, None):
-            found[name] = ast.unparse(node)
-            waiting += global_names(symtable.symtable(found[name], name, "exec"))
-    return found
 
 
 def checksum_of_weights(model):

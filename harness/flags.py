@@ -267,6 +267,14 @@ def parse_args(argv, description=None, rehearsal=False):
     return Settings(**vars(args), roots=roots), method
 
 
+def flags_of(args):
+    """The flags as config.json keeps them. The embedded base is None: its folder moves."""
+    flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
+    if args.origin.get("model") == FOLLOWS:
+        flags["model"] = None
+    return flags
+
+
 def settings_of(model):
     """-> {flag: value} of recipe.json, {"settings": {flag: value}}, in a model's folder, where they
     are not those of real models; {} for an id of the Hub. model: None is the embedded base, whose
@@ -393,11 +401,3 @@ def with_origins(args, names):
     """Flags that have a value, as "lr 5e-05 (given), dtype float32 (default)"."""
     return ", ".join(f"{n} {f'{x:g}' if type(x) is float else x} ({args.origin.get(n, 'default')})"
                      for n in names.split() if (x := getattr(args, n)) is not None)
-
-
-def flags_of(args):
-    """The flags as config.json keeps them. The embedded base is None: its folder moves."""
-    flags = {name: x for name, x in vars(args).items() if name not in OF_THIS_START}
-    if args.origin.get("model") == FOLLOWS:
-        flags["model"] = None
-    return flags

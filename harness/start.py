@@ -17,6 +17,33 @@ from losses import require
 from rewards import announce
 
 
+def load_data(args):
+    """-> the problems to learn from, those held out, and the checksums of problems and weights.
+    Refuses what training of a resumed run depends on and what has changed."""
+    held_out = args.eval_data or args.data
+    try:
+        test_set = data.load(held_out, "test", args.data_dir) if args.eval_every else []
+        train_set = data.load(args.data, "train", args.data_dir)
+        rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
+        announce([*test_set, *rows], args.allow_unsafe_code)
+    except (data.DataError, PermissionError) as e:
+        other = (": --eval_data NAME holds out another's, --eval_every 0 none"
+                 if "no test split" in str(e) else "")
+        refuse(re.sub(f"--data (?={re.escape(str(args.eval_data))}[: ])", "--eval_data ",
+                      f"{e}{other}"))
+    learnt = {*map(data.cluster, rows)}
+    if both := sum(data.cluster(p) in learnt for p in test_set):
+        say(f"{both} of the {len(test_set)} held-out problems of {held_out} are training "
+            "problems, too, and say little of others; --eval_data names other problems")
+    roots = args.roots + [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
+    known = {"problems": files.checksum_of_problems(rows),
+             "held-out problems": test_set and files.checksum_of_problems(test_set),
+             "weights of --model": files.checksum_of_weights(args.model),
+             "weights of --teacher": args.teacher and files.checksum_of_weights(args.teacher)}
+    checksums = {name: x for name, x in known.items() if x}
+    return train_set, test_set, checkpoint.compare_with_saved(args, checksums, roots)
+
+
 def read_tokenizer(model, problems=(), template=None, variables=None, longest=0):
     """-> the tokenizer, with --template_kwargs (variables) in its chat template, the ids that end a
     completion, and the number of tokens of each problem's prompt, which is encoded again when it is
@@ -63,33 +90,6 @@ def read_tokenizer(model, problems=(), template=None, variables=None, longest=0)
     return tokenizer, eos, list(map(len, prompts))
 
 
-def load_data(args):
-    """-> the problems to learn from, those held out, and the checksums of problems and weights.
-    Refuses what training of a resumed run depends on and what has changed."""
-    held_out = args.eval_data or args.data
-    try:
-        test_set = data.load(held_out, "test", args.data_dir) if args.eval_every else []
-        train_set = data.load(args.data, "train", args.data_dir)
-        rows = train_set if isinstance(train_set, list) else []  # the others are made one by one
-        announce([*test_set, *rows], args.allow_unsafe_code)
-    except (data.DataError, PermissionError) as e:
-        other = (": --eval_data NAME holds out another's, --eval_every 0 none"
-                 if "no test split" in str(e) else "")
-        refuse(re.sub(f"--data (?={re.escape(str(args.eval_data))}[: ])", "--eval_data ",
-                      f"{e}{other}"))
-    learnt = {*map(data.cluster, rows)}
-    if both := sum(data.cluster(p) in learnt for p in test_set):
-        say(f"{both} of the {len(test_set)} held-out problems of {held_out} are training "
-            "problems, too, and say little of others; --eval_data names other problems")
-    roots = args.roots + [f"REWARDS[{p['verifier']!r}]" for p in (train_set[0], *rows, *test_set)]
-    known = {"problems": files.checksum_of_problems(rows),
-             "held-out problems": test_set and files.checksum_of_problems(test_set),
-             "weights of --model": files.checksum_of_weights(args.model),
-             "weights of --teacher": args.teacher and files.checksum_of_weights(args.teacher)}
-    checksums = {name: x for name, x in known.items() if x}
-    return train_set, test_set, checkpoint.compare_with_saved(args, checksums, roots)
-
-
 def load_tokenizer(args, train_set, test_set):
     """-> the tokenizer, the ids that end a completion, the problems to learn from, and the first
     --eval_problems held out; of prompts with at most --max_prompt_tokens. Refuses a model that
@@ -113,20 +113,6 @@ def load_tokenizer(args, train_set, test_set):
                 f"longer than --max_prompt_tokens {limit}")
         kept.append(short)
     return tokenizer, eos, train_set if made else kept[0], kept[1][:args.eval_problems]
-
-
-def load_sampler(args, trainer, eos):
-    """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or load."""
-    adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
-    float8 = args.sampler_dtype == "float8"  # of the linear layers; the rest is in --dtype
-    with refusing(f"--model {args.model} "), room_for("loading"):
-        sampler = make_sampler(
-            args.sampler, args.model, dtype=args.dtype if float8 else args.sampler_dtype,
-            float8=float8, head_dtype=args.head_dtype, eos=eos, stop=args.stop, adapters=adapters,
-            max_length=args.max_prompt_tokens + args.max_tokens, max_num_seqs=args.max_num_seqs,
-            gpu_memory_utilization=args.gpu_memory_utilization, tp=args.tp)
-        sampler.load_weights(trainer.weights(sampler.merged))
-    return sampler
 
 
 def load_trainer(args, method, tokenizer, eos, problem):
@@ -158,3 +144,17 @@ def load_trainer(args, method, tokenizer, eos, problem):
             teacher=args.teacher, weight_decay=args.weight_decay, max_tokens=args.max_tokens,
             max_grad_norm=args.max_grad_norm, kl_coef=args.kl_coef,
             kl_unbiased=args.kl_unbiased, entropy_coef=args.entropy_coef)
+
+
+def load_sampler(args, trainer, eos):
+    """-> a sampler with the trainer's weights. Refuses a model that it cannot sample or load."""
+    adapters = (args.lora_rank, args.lora_alpha) if args.lora_rank else None
+    float8 = args.sampler_dtype == "float8"  # of the linear layers; the rest is in --dtype
+    with refusing(f"--model {args.model} "), room_for("loading"):
+        sampler = make_sampler(
+            args.sampler, args.model, dtype=args.dtype if float8 else args.sampler_dtype,
+            float8=float8, head_dtype=args.head_dtype, eos=eos, stop=args.stop, adapters=adapters,
+            max_length=args.max_prompt_tokens + args.max_tokens, max_num_seqs=args.max_num_seqs,
+            gpu_memory_utilization=args.gpu_memory_utilization, tp=args.tp)
+        sampler.load_weights(trainer.weights(sampler.merged))
+    return sampler
