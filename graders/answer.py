@@ -94,9 +94,9 @@ ROUNDED = {"|": ("abs", "|"), "⌊": ("floor", "⌋"), "⌈": ("ceil", "⌉")}
 SAID = {**{name: num(number) for name, number in lexer.BASES.items()},
         "(the set of )?(all )?real numbers( [a-z])?|(all|any|every) real( number)?s?( [a-z])?":
         ("numbers", "R"), "(the set of )?(all )?integers": ("numbers", "Z"),
-        "infinit(e|ely many)( \\w+s)?": ("const", "∞"), "(the )?empty ?set|none|"
-        "(there (is|are) )?no ((such|real|integer) )*((solution|number|integer|function)s?|n)"
-        "( exists?)?": ("list", "{}", ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
+        "infinit(e|ely many)( \\w+s)?": ("const", "∞"), "(the )?empty ?set|none|(there (is|are) )?"
+        "no ((such|real|integer) )*((solution|number|integer|function)s?|n)( exists?)?":
+        ("list", "{}", ()), "dne|((the )?limit )?does not exist": ("word", "DNE")}
 WORD = re.compile("(?i:none|one|two|six|ten)|(?!.*(?:pi|(?:sqrt|exp|sin|cos|tan|log|ln).|cot.$"
                   "|sec.$))[A-Z]?(?=.*[aeiou])[a-z]{4,}")
 
@@ -344,14 +344,14 @@ CHOICE = re.compile(r"(?i:(?:option|choice) )?[({ ]*([A-J]|(?<=\()[a-j](?=\) [^-
 BASED = re.compile(r"(?:[A-Za-z] ?= ?)?[({ ]*(-?[0-9.]+|[0-9A-F]{2,}(?=\D+16))[)} ]*"
                    r"(?:_|\(? ?(?:in )?base)[ {(]*+(?:base[ {(]*+)?(\w+)[ )}]*")
 FILLER = rf"(?:\b(?:{'|'.join(WORDS['FILLERS'])})\b|[∈∀|:,()\ ]|\\(?:forall|mid)\b)"
-WHERE = re.compile(rf"""(?:\\\{{\ ?)?(.+?)  # the answer, in a set
-    (?:\ (?:where|with|for)\b|\ ?(?:∀|\\forall)|\ ?\\mid[ ]
+WHERE = re.compile(rf"""(?:\\\{{\ ?)?(.+?)(?:\ (?:where|with|for)\b|\ ?(?:∀|\\forall)|\ ?\\mid[ ]
         |(?:\ ?[,;:(|]|\ and\b)(?=[^=]*(?:∈|∀|integer|where|for\b|any\b|real\b)
-            |\ ?[a-z]\ ?=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS))  # n = 1, 2, ...
-    ({FILLER}*?)(?<![A-Za-z])([A-Za-z])(?![A-Za-z_])((?:{FILLER}|\\\}}  # the name
-        |(?<![A-Za-z])[NZQRC]\+?(?![A-Za-z])|=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS)*)""", re.X | re.S)
+            |\ ?[a-z]\ ?=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS|\ ?[kmn]\ ?≥\ ?[01](?![0-9.])))
+    ({FILLER}*?)(?:(?<![A-Za-z])[A-Za-z]\ ?,\ ?)*(?<![A-Za-z])([A-Za-z])(?![A-Za-z_])  # the name
+    ((?:{FILLER}|\\\}}|(?<![A-Za-z])[NZQRC]\+?(?![A-Za-z])|(?<=[kmn])\ ?≥\ ?[01]\b
+        |=\ ?[01](?:[±0-9,\ ]|\\pm)+DOTS)*)""", re.X | re.S)
 LEAD_IN = re.compile(r"(?i)^[\s$*({\\\"#]*+(?:text\w* *\{[\s(]*)?((?:[$a-z]+[,: ]+)*(?:answer|"
-                     r"(?:probability|area|value|result|total)(?= *[:=])|remainder(?=[ }]*\d)|"
+                     r"(?:probability|area|value|result|total)(?=[ }]*[:=])|remainder(?=[ }]*\d)|"
                      r"[a-z]+(?=: )|[$a-z]+(?= +(?:is|are)\b))) *(?:is\b|are\b|[:=*\s}])*")
 
 

@@ -228,7 +228,7 @@ def bare(name):
     """A name without the number of a solution, x of x_1 and x_{1,2}, or its variable, y of y(x)."""
     match name:
         case ("name", text):
-            return ("name", re.sub(r"_[\d,]+$", "", text))
+            return ("name", re.sub(r"^\\angle|_[\d,]+$", "", text))
         case ("f", function, ("name", variable)) if variable.islower() and function not in "fgh":
             return ("name", function)
     return name

@@ -33,6 +33,8 @@ UNITS |= aliases("COUNTED")
 NUMBERS, NAMED_SETS, SQUARES, BASES = map(aliases, ("NUMBERS", "SETS", "SQUARES", "BASES"))
 PIECE = re.compile(r"""
     (?P<skip>(?i:(?<=\{)|\A[\s$]*)(?i:an?|the)\ (?!theta|sqrt|omega|alpha|only)(?=[a-z]{4})
+        |\A(?:\\text\ *\{)?(?i:(?:for\ )?all)\ (?:positive\ |real\ )*(?:integers\ )?[$}\ ]*
+            (?=[a-z]\s*(?:[<>≤≥≠]|\\[lgn]eq?(?:slant)?(?![a-z])))|(?<=[①-⑳])(?:[\s,、;]|and\b)+(?=[①-⑳])
         |\A[\s$]*(?:\\left\{)?\ *(?P<x>\\?[a-z]+)\ *(?:[|:]|\\mid)  # {x | x > 2}
             (?=[^=|]*(?:[<>≤≥≠]|\\[lgn]eq?(?:slant)?(?![a-z]))[^=|]*\Z)(?=.*(?P=x))
         |(?:(?<=\\\{)|(?<=\\lbrace))[\s$]*(?P<y>[a-z]|\\(?!l[no]|sin|cos)[a-z]+)  # \{x : x > 2\}
@@ -51,13 +53,12 @@ PIECE = re.compile(r"""
     |(?P<repeating>[0-9]*\.[0-9]*(?:\\(?:overline|bar)\ *\{?[0-9]+\}?|\([0-9]+\)
         |\\dot\ *\{?[0-9]\}?(?:[0-9]*\\dot\ *\{?[0-9]\}?)?)(?![0-9.(^!])
         |[0-9]*\.[0-9]{0,9}?(?P<period>[0-9]{1,9}?)(?P=period)+\ *(?:\.\.\.|…|\\[lc]?dots))
-    |(?P<clock>[0-9]{1,2}(?:(?=[\s~$,;{\\mathrmex]{0,12}[aApP]\.\ ?[mM]\b)
-            |(?:(?:\{:\}|\\!:\\!|:)[0-9]{2})+(?![0-9:]))
+    |(?P<clock>(?<!:)(?<!:\})[0-9]{1,2}(?:(?=[\s~$,;{\\mathrmex]{0,12}[aApP]\.\ ?[mM]\b)
+            |(?:\{:\}|\\!:\\!|:)[0-9]{2}(?:(?![0-9:]|\{:)|:[0-9]{2}(?=\ ?[aApP]\.?\ ?[mM]\b)))
         (?:[\s~$]*(?:\\[,; ]\s*)?(?:\\(?:text|math)(?:rm)?\ *\{[ ~]*)?[aApP]\.?\ ?[mM]\b\.?\ *\}?)?)
     |(?P<num>(?:(?<=[(\[{])|(?<=[(\[{]-))[0-9]{1,3}  # of (1,234)
             (?=,[1-9][0-9]{2}(?:\ |\\right|\\[,;!\ ])*(?:[)\]]|\\\}))
-        |(?<=frac|sqrt|log_)[0-9]|(?<=frac\ |log\ _)[0-9]|(?<=frac\ [0-9])[0-9]|(?<=frac[0-9])[0-9]
-        |(?<=binom)[0-9]|(?<=binom[0-9])[0-9]
+        |(?:(?<=frac|sqrt|log_)|(?<=frac\ |log\ _|binom|frac[0-9])|(?<=frac\ [0-9]|binom[0-9]))[0-9]
         |(?!0\\[;:\ ])[0-9]{1,3}(?:(?:(?:,|\{,\})(?:\ *\\!\s*)?|\\,\s*|\\[;:\ ]|[\ ~])[0-9]{3})+
             (?![0-9])(?:\.[0-9]+)?
         |(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:\ ?[eE][-+−]?[0-9]{1,4}(?![0-9A-Za-z]|\.[0-9]))?)
@@ -69,9 +70,8 @@ PIECE = re.compile(r"""
             [^()=]{1,60}?(?=(?:\\right)?\))  # given
         |\\(?:vec|overrightarrow|bar|overline|d?dot|tilde|mathcal|(?:measured)?angle)
             (?![A-Za-z])\ *(?:\{[^{}+-]*\}|\\?[A-Za-z]+)|∠\ *\w+)
-    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{array\})
-    |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})
-    |(?P<end>\\end\ *\{[a-zA-Z]+\*?\})
+    |(?P<system>\\begin\ *\{(?:cases|align(?:ed)?)\*?\}|\\\{\s*\\begin\ *\{(?:array|matrix)\})
+    |(?P<matrix>\\begin\ *\{(?:array|[pbB]?(?:small)?matrix\*?)\})|(?P<end>\\end\ *\{\w+\*?\})
     |(?P<cell_if>&\s*(?:\\(?:q?quad|[,; ])\s*)*(?:\\text\ *\{\s*(?:if|when|for)\ *(?=[^{}]*\})\}?
         |(?:if|when)\b))|(?P<is_equal>(?:(?<=\))|(?<=\)\ ))(?:\\equiv(?![a-z])|≡)(?!.*mod))
     |(?P<row>(?:(?:\\\\)+|\\cr(?![a-z]))\ *(?:\[[-0-9.\ ]*[a-z]{2}\])?)
@@ -122,8 +122,8 @@ def read_piece(kind, piece, font=False):
             return kind, letter + "+" * bool(more)  # N^*
         case "name" | "mark" | "sub":
             return kind, re.sub(r"\A(?:\^|\\[dt]?frac)|\\(?:text|mathrm|rm|triangle)\b"
-                                r"|\\[,;:! ]|[ {}]|(\\?[A-Za-z]+|[∠′’])",
-                                lambda m: m[1] and KINDS.get(m[1], m[1].strip("\\")) or "", piece)
+                                r"|\\[,;:! ]|(\\?[A-Za-z]+|[∠′’]|\{ *\w* *[-+] *\w+ *\})|[ {}]",
+                                lambda m: KINDS.get(m[1], re.sub(r"[\\ ]", "", m[1] or "")), piece)
         case "sign":
             name = re.sub(r"[. ]|\\(?=[A-Za-z])", "", piece)
             kind = KINDS.get(piece.rstrip(), KINDS.get(name))
