@@ -31,11 +31,11 @@ def read(path):
         for kind in ("mean", "pass"):
             if names := scores(record, kind):
                 name = names[max(names)]
-                record.update({f"{kind}@n": record[name],
-                               f"{kind}@n_stderr": record.get(f"{name}_stderr")})
+                record[f"{kind}@n"] = record[name]
+                record[f"{kind}@n_stderr"] = record.get(f"{name}_stderr")
     steps = [dict(step, step=i) for record in records
              for i, step in enumerate(record.get("steps", ()), 1)]
-    name = path.resolve().name.removesuffix(f"-{flags['seed']}")
+    name = f"{path.resolve().name}-".replace(f"-{flags['seed']}-", "-", 1)[:-1]  # or before EXTRA's
     return dict(name=name, seed=flags["seed"], flags=flags, records=records, steps=steps)
 
 
@@ -44,7 +44,7 @@ def over(records, name):
     standard errors over the problems to either side, or nan where none was logged."""
     values = [record[name] for record in records]
     mean, error = fmean(values), records[0].get(f"{name}_stderr")
-    if len(values) > 1:
+    if values[1:]:
         return mean, min(values), max(values)
     half = nan if error is None else NORMAL * error
     return mean, mean - half, mean + half

@@ -311,6 +311,12 @@ def drawn(monkeypatch):
     return found
 
 
+def test_the_seed_is_not_in_a_runs_name(tmp_path):
+    names = [curves.read(write_run(tmp_path / name, seed=1))["name"]
+             for name in ("a-16-1", "a-1-1-lr-1e-1", "a")]
+    assert names == ["a-16", "a-1-lr-1e-1", "a"]
+
+
 def test_table(folders, tmp_path, capsys):
     main(["table", *map(str, folders), "--out", str(tmp_path / "t.md")])
     text, said = (tmp_path / "t.md").read_text(), capsys.readouterr().out

@@ -64,7 +64,8 @@ def test_nothing_raises(error, monkeypatch):
     ("3.7 \\text{ if } x > 2", "3.5 \\text{ if } x > 2"), ("\\sum_k k^2", "\\prod_k k^2"),
     ("\\dot{x} \\to 0", "\\ddot{x} \\to 0"),
     ("\\begin{gather} x = 1 \\\\ y \\end{gather}", "\\begin{gather} x = 2 \\\\ y \\end{gather}"),
-    ("x^* \\to 0.7 \\pmod 7", "x^* \\to 0.5 \\pmod 7"), ("X \\to 2", "x \\to 2"), ("①, ②", "①③")])
+    ("x^* \\to 0.7 \\pmod 7", "x^* \\to 0.5 \\pmod 7"), ("X \\to 2", "x \\to 2"), ("①, ②", "①③"),
+    ("1..2, n \\in \\mathbb{N}", "1..3, n \\in \\mathbb{N}")])
 def test_what_is_unread_is_equal_to_its_own_text_alone(pred, gold):
     assert equal(gold, gold) and not equal(pred, gold) and not readable(gold)
 
